@@ -2,7 +2,7 @@
 
 | tensor | dtype | shape | meaning |
 |---|---|---|---|
-| ``hidden_states`` | BF16 | [num_tokens, num_slots, hidden_size] | slots in ascending layer order, the final state last |
+| ``hidden_states`` | BF16 | [num_tokens, num_slots, hidden_size] | slots by layer, the final state last |
 | ``token_ids`` | I64 | [num_tokens] | the ids the states belong to |
 
 The header's ``__metadata__`` says what the states are (``key``, ``fingerprint``, ``layers``, ``final``) and carries
