@@ -1,0 +1,128 @@
+"""The dataset card: ``README.md`` of a packaged dataset, written from its provenance."""
+
+from pathlib import Path
+from typing import Any
+
+from hidden_states.packaging.closing import train_command
+
+TEMPLATE = """\
+---
+pretty_name: Hidden states of {model_name}
+tags: [hidden-states, eagle3, speculative-decoding, speculators]
+---
+
+# Hidden states of {model_name}
+
+The hidden states of {model_name} for every token of {rows:,} conversations, taken inside an SGLang server during
+prefill, to train an EAGLE-3 drafter with [speculators](https://github.com/vllm-project/speculators) 0.5 or later.
+
+| | |
+|---|---|
+| rows | {rows:,} |
+| tokens | {tokens:,}, of which {loss_tokens:,} count in the loss |
+| longest row | {longest:,} tokens |
+| states | {num_bytes:,} bytes, {dtype}, [tokens, {num_slots} slots, {hidden_size}] per row |
+| model | {architecture}, {num_layers} layers, revision {revision} |
+| SGLang | {sglang_version} |
+| fingerprint | `{fingerprint}` |
+
+## Slots
+
+{slots}
+
+L = the residual stream after L decoder layers: Hugging Face's `hidden_states[L]` for L < {num_layers}. {final_words}
+
+## Files
+
+| file | content |
+|---|---|
+| `data-*.arrow`, `dataset_info.json`, `state.json` | the table: `input_ids`, `loss_mask`, `seq_len` for the trainer, \
+and where each row came from: `sample_id`, `key`, `source_file`, `source_row` |
+| `hidden_states/hs_{{row}}.safetensors` | `hidden_states` and `token_ids` of that row, with a checksum in the header |
+| `token_freq.pt` | how often each token id occurs where the loss counts |
+| `provenance.json` | model, layers, settings, versions, inputs, self-check and counts |
+| `checksums.json` | size and XXH3-128 of every file that is not a state file |
+
+## Train
+
+```
+{train}
+```
+
+For a draft vocabulary smaller than the model's add `--draft-vocab-size 32000`; the trainer chooses its tokens from
+`token_freq.pt`.
+
+## Serve
+
+The drafter must be served with the layers it was trained on. Ids for its config:
+
+{drafter}
+
+## What was left out
+
+{left_out}
+
+## Licence
+
+The rows derive from the conversations and the states from the model; the licences of both apply.
+"""
+
+
+def dataset_card(folder: Path, content: dict[str, Any]) -> str:
+    """Markdown for the dataset in ``folder`` with this provenance."""
+    counts, model, layers = content["counts"], content["model"], content["layers"]
+    return TEMPLATE.format(
+        model_name=Path(model["path"]).name if model["path"] != "demo" else "the demo model",
+        rows=counts["rows"],
+        tokens=counts["tokens"],
+        loss_tokens=counts["loss_tokens"],
+        longest=counts["longest_sample"],
+        num_bytes=counts["bytes"],
+        dtype=layers["dtype"],
+        num_slots=len(layers["slots"]),
+        hidden_size=model["hidden_size"],
+        architecture=", ".join(model["architectures"]),
+        num_layers=model["num_layers"],
+        revision=model["revision"] or "as found in its folder",
+        sglang_version=content["server"].get("sglang_version"),
+        fingerprint=content["fingerprint"],
+        slots=_table(["slot", "holds"], [[str(slot), words] for slot, words in enumerate(layers["slots"])]),
+        final_words=_final_words(layers["final"]),
+        train=train_command(folder, content),
+        drafter=_table(
+            ["engine", "key", "ids", "why"],
+            [
+                [name, f"`{entry['key']}`", "–" if entry["ids"] is None else str(entry["ids"]), entry["words"]]
+                for name, entry in content["drafter"].items()
+            ],
+        ),
+        left_out=_left_out(counts),
+    )
+
+
+def _final_words(final: str) -> str:
+    if final == "pre_norm":
+        return "The last slot is the state before the final norm, to which the trainer applies norm and lm_head itself."
+    return (
+        "**The last slot is the state after the final norm.** speculators from 0.5 on applies the norm itself, so here "
+        "it would be applied twice: use this dataset with a trainer that expects normed states."
+    )
+
+
+def _left_out(counts: dict[str, Any]) -> str:
+    rows = [
+        [what, reason, f"{count:,}"]
+        for what, reasons in (
+            ("input row rejected", counts["rejected_reasons"]),
+            ("sample failed", counts["failed_reasons"]),
+        )
+        for reason, count in sorted(reasons.items())
+    ]
+    if not rows:
+        return f"Nothing: all {counts['rows_read']:,} input rows are here."
+    return _table(["what", "reason", "count"], rows)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

@@ -1,0 +1,90 @@
+"""``provenance.json``: which model, layers, settings, versions and inputs made a dataset, and what was left out.
+
+Equal data give equal bytes: there is no time and no random number in it.
+"""
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import hidden_states
+from hidden_states.checkpoint import TextConfig
+from hidden_states.packaging.drafter import drafter_ids, slot_words
+from hidden_states.packaging.survey import Survey
+from hidden_states.store.state_file import StateHeader
+
+PROVENANCE_VERSION = 1
+PACKAGES = ["torch", "transformers", "tokenizers", "sglang", "safetensors", "pyarrow", "numpy"]
+
+
+def provenance(
+    settings: dict[str, Any],
+    model_folder: Path,
+    model: TextConfig,
+    header: StateHeader,
+    survey: Survey,
+    summary: dict[str, Any],
+    server: dict[str, Any],
+) -> dict[str, Any]:
+    """Everything there is to know about the dataset.
+
+    ``header`` is that of one state file (all have the same fingerprint, layers and final state), ``summary`` is
+    ``tokens/summary.json``, ``server`` is ``server/ready.json``.
+    """
+    return {
+        "provenance_version": PROVENANCE_VERSION,
+        "format": "speculators",
+        "made_by": {"hidden_states": hidden_states.__version__},
+        "fingerprint": survey.fingerprint,
+        "content": survey.content,
+        "model": {
+            "path": settings["model"]["path"],
+            "folder": str(model_folder),
+            "revision": settings["model"]["revision"],
+            "architectures": list(model.architectures),
+            "model_type": model.model_type,
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "vocab_size": model.vocab_size,
+            "embedding_rows": summary["embedding_rows"],
+            "dtype": model.dtype,
+        },
+        "layers": {
+            "L": list(header.layers),
+            "meaning": "L = the residual stream after L decoder layers, as Hugging Face's hidden_states[L] for L < n",
+            "final": header.final,
+            "slots": slot_words(header.layers, header.final, model.num_layers),
+            "dtype": header.dtype,
+        },
+        "drafter": drafter_ids(header.layers, server),
+        "counts": {
+            "rows": survey.rows,
+            "tokens": survey.tokens,
+            "loss_tokens": survey.loss_tokens,
+            "longest_sample": survey.longest,
+            "bytes": survey.bytes,
+            "rows_read": summary["rows_read"],
+            "accepted": summary["accepted"],
+            "rejected": summary["rejected"],
+            "rejected_reasons": summary["reasons"],
+            "failed": survey.failed,
+            "failed_reasons": dict(sorted(survey.reasons.items())),
+            "failed_chunks": [chunk.chunk for chunk in survey.chunks if chunk.failed],
+        },
+        "inputs": {name: summary[name] for name in ("inputs", "files") if name in summary},
+        "server": server,
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "settings": settings,
+    }
+
+
+def to_bytes(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
