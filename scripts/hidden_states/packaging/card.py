@@ -1,9 +1,6 @@
 """The dataset card: ``README.md`` of a packaged dataset, written from its provenance."""
 
-from pathlib import Path
 from typing import Any
-
-from hidden_states.packaging.closing import train_command
 
 TEMPLATE = """\
 ---
@@ -68,11 +65,11 @@ The rows derive from the conversations and the states from the model; the licenc
 """
 
 
-def dataset_card(folder: Path, content: dict[str, Any]) -> str:
-    """Markdown for the dataset in ``folder`` with this provenance."""
+def dataset_card(content: dict[str, Any]) -> str:
+    """Markdown for the dataset with this provenance."""
     counts, model, layers = content["counts"], content["model"], content["layers"]
     return TEMPLATE.format(
-        model_name=Path(model["path"]).name if model["path"] != "demo" else "the demo model",
+        model_name=model["name"],
         rows=counts["rows"],
         tokens=counts["tokens"],
         loss_tokens=counts["loss_tokens"],
@@ -88,7 +85,7 @@ def dataset_card(folder: Path, content: dict[str, Any]) -> str:
         fingerprint=content["fingerprint"],
         slots=_table(["slot", "holds"], [[str(slot), words] for slot, words in enumerate(layers["slots"])]),
         final_words=_final_words(layers["final"]),
-        train=train_command(folder, content),
+        train=content["train"],
         drafter=_table(
             ["engine", "key", "ids", "why"],
             [

@@ -1,28 +1,9 @@
 """The last words of a run: where the dataset is, what it holds, what is missing, and the line that trains on it."""
 
 import json
-import shlex
-from pathlib import Path
-from typing import Any
 
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
-
-TRAINER_SEQUENCE = 8192
-"""speculators' default for --total-seq-len; longer samples would be cut to it."""
-
-
-def train_command(folder: Path, content: dict[str, Any]) -> str:
-    """The command that trains an EAGLE-3 drafter on the dataset in ``folder`` with speculators 0.9."""
-    layers, model = content["layers"]["L"], content["model"]
-    words = ["speculators", "train", "--speculator-type", "eagle3"]
-    words += ["--verifier-name-or-path", model["folder"], "--data-path", str(folder)]
-    words += ["--target-layer-ids", *(str(layer) for layer in layers), "--on-missing", "raise"]
-    if content["counts"]["longest_sample"] > TRAINER_SEQUENCE:
-        words += ["--total-seq-len", str(content["counts"]["longest_sample"])]
-    if content["settings"]["model"]["trust_remote_code"]:
-        words.append("--trust-remote-code")
-    return shlex.join(words)
 
 
 def closing_lines(results: Results, format_name: str = "speculators") -> list[str]:
@@ -40,15 +21,17 @@ def closing_lines(results: Results, format_name: str = "speculators") -> list[st
     ]
     if counts["rejected"]:
         lines.append(
-            f"  {counts['rejected']:,} of {counts['rows_read']:,} input rows were rejected: {results.rejected}"
+            f"  rejected: {counts['rejected']:,} of {counts['rows_read']:,} input rows, see {results.rejected}"
         )
     if counts["failed"]:
         manifests = " ".join(str(results.manifest(chunk)) for chunk in counts["failed_chunks"])
-        lines.append(f"  {counts['failed']:,} samples failed ({_listed(counts['failed_reasons'])}) and were left out;")
-        lines.append(f"  to try them again: snakemake --cores 8 all -R {manifests}")
+        lines.append(
+            f"  failed and left out: {counts['failed']:,} ({_listed(counts['failed_reasons'])}); to try again:"
+        )
+        lines.append(f"  snakemake --cores 8 all -R {manifests}")
     if content["layers"]["final"] == "post_norm":
         lines.append("  The final state is after the norm: speculators from 0.5 on would apply the norm a second time.")
-    lines += ["Train on it:", f"  {train_command(folder, content)}"]
+    lines += ["Train on it:", f"  {content['train']}"]
     return lines
 
 

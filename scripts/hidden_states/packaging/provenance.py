@@ -4,6 +4,8 @@ Equal data give equal bytes: there is no time and no random number in it.
 """
 
 import json
+import os
+import shlex
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,14 @@ from hidden_states.packaging.survey import Survey
 from hidden_states.store.state_file import StateHeader
 
 PROVENANCE_VERSION = 1
+TRAINER_SEQUENCE = 8192
+"""speculators' default for --total-seq-len; longer samples would be cut to it."""
+
 PACKAGES = ["torch", "transformers", "tokenizers", "sglang", "safetensors", "pyarrow", "numpy"]
 
 
 def provenance(
+    folder: Path,
     settings: dict[str, Any],
     model_folder: Path,
     model: TextConfig,
@@ -27,20 +33,21 @@ def provenance(
     summary: dict[str, Any],
     server: dict[str, Any],
 ) -> dict[str, Any]:
-    """Everything there is to know about the dataset.
+    """Everything there is to know about the dataset in ``folder``.
 
     ``header`` is that of one state file (all have the same fingerprint, layers and final state), ``summary`` is
     ``tokens/summary.json``, ``server`` is ``server/ready.json``.
     """
-    return {
+    content = {
         "provenance_version": PROVENANCE_VERSION,
         "format": "speculators",
         "made_by": {"hidden_states": hidden_states.__version__},
         "fingerprint": survey.fingerprint,
         "content": survey.content,
         "model": {
+            "name": "the demo model" if settings["model"]["path"] == "demo" else Path(settings["model"]["path"]).name,
             "path": settings["model"]["path"],
-            "folder": str(model_folder),
+            "folder": os.path.abspath(model_folder),
             "revision": settings["model"]["revision"],
             "architectures": list(model.architectures),
             "model_type": model.model_type,
@@ -77,6 +84,20 @@ def provenance(
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "settings": settings,
     }
+    return {**content, "train": train_command(folder, content)}
+
+
+def train_command(folder: Path, content: dict[str, Any]) -> str:
+    """The line that trains an EAGLE-3 drafter on the dataset with speculators 0.9."""
+    layers, model, longest = content["layers"]["L"], content["model"], content["counts"]["longest_sample"]
+    words = ["speculators", "train", "--speculator-type", "eagle3"]
+    words += ["--verifier-name-or-path", model["folder"], "--data-path", os.path.abspath(folder)]
+    words += ["--target-layer-ids", *(str(layer) for layer in layers), "--on-missing", "raise"]
+    if longest > TRAINER_SEQUENCE:
+        words += ["--total-seq-len", str(longest)]
+    if content["settings"]["model"]["trust_remote_code"]:
+        words.append("--trust-remote-code")
+    return shlex.join(words)
 
 
 def to_bytes(content: dict[str, Any]) -> bytes:

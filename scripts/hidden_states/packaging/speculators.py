@@ -48,8 +48,9 @@ def package(settings: dict[str, Any], results: Results, model_folder: Path) -> N
     write_shards(results, survey, token_checksums, record)
     write_token_frequencies(results, survey, token_checksums, summary["embedding_rows"], record)
     model = read_text_config(model_folder / "config.json")
-    content = provenance(settings, model_folder, model, _first_header(results, survey), survey, summary, server)
-    record.write_bytes("README.md", dataset_card(record.folder, content).encode())
+    header = _first_header(results, survey)
+    content = provenance(record.folder, settings, model_folder, model, header, survey, summary, server)
+    record.write_bytes("README.md", dataset_card(content).encode())
     record.finish(to_bytes(content))
     log.info(
         "%s: %d state files linked or copied, %d kept, %d removed; written: %s",

@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers.finished_run import Run, Sample
 from hidden_states.layers import resolve_layers
-from hidden_states.packaging.closing import train_command
 
 cli = pytest.importorskip("speculators.train.cli", reason="speculators, the trainer, is not installed")
 
@@ -44,8 +43,8 @@ def trained_on(demo_model, tmp_path_factory) -> tuple[Run, dict]:
 @pytest.fixture
 def arguments(trained_on) -> argparse.Namespace:
     """The trainer's settings from the very line that packaging prints, and what the CPU needs beside it."""
-    run, content = trained_on
-    words = shlex.split(train_command(run.folder, content))
+    _, content = trained_on
+    words = shlex.split(content["train"])
     assert words[:2] == ["speculators", "train"]
     cpu = ["--loss-implementation", "eager", "--draft-attn-impl", "eager", "--hidden-states-dtype", "float32"]
     small = ["--total-seq-len", str(SEQUENCE), "--num-workers", "0", "--train-data-ratio", "0.9"]

@@ -1,0 +1,128 @@
+"""The numbers of a run, from token files, manifests, journals, QA records and ``server/ready.json``.
+
+Only small columns are read, one chunk in memory at a time.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hidden_states.errors import UserError
+from hidden_states.layout import Results, chunk_name
+from hidden_states.store.manifest import read_manifest
+from hidden_states.store.tokens import read_tokens
+
+
+@dataclass
+class ChunkFigures:
+    """One chunk. ``computed_tokens``, ``seconds`` and the rates are of the last run that computed anything for it,
+    None where everything came from the store."""
+
+    chunk: str
+    samples: int
+    failed: int
+    tokens: int
+    loss_tokens: int
+    bytes: int
+    verified: bool
+    computed_tokens: int | None = None
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    bytes_per_second: float | None = None
+    server_restarts: int | None = None
+
+
+@dataclass
+class RunFigures:
+    """All of a run. ``length_counts[n]`` is the number of good samples with n tokens."""
+
+    summary: dict[str, Any]
+    server: dict[str, Any]
+    provenance: dict[str, Any]
+    chunks: list[ChunkFigures] = field(default_factory=list)
+    failed_reasons: Counter[str] = field(default_factory=Counter)
+    length_counts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+
+    def total(self, name: str) -> float:
+        """Sum of a column over all chunks, chunks without it left out."""
+        return sum(value for chunk in self.chunks if (value := getattr(chunk, name)) is not None)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens computed by the time it took, over all chunks."""
+        seconds = self.total("seconds")
+        return self.total("computed_tokens") / seconds if seconds else None
+
+
+def gather(results: Results, num_chunks: int) -> RunFigures:
+    """Read everything. Raises UserError when a step's record is missing."""
+    run = RunFigures(
+        summary=_read(results.summary),
+        server=_read(results.ready),
+        provenance=_read(results.dataset("speculators") / "provenance.json"),
+    )
+    for index in range(num_chunks):
+        run.chunks.append(_chunk(results, chunk_name(index), run))
+    return run
+
+
+def _chunk(results: Results, chunk: str, run: RunFigures) -> ChunkFigures:
+    manifest = read_manifest(results.manifest(chunk), ["status", "reason", "n_tokens", "bytes"])
+    good = np.array([status == "ok" for status in manifest["status"].to_pylist()], bool)
+    lengths = manifest["n_tokens"].to_numpy()[good]
+    loss_tokens = read_tokens(results.tokens(chunk), ["n_loss_tokens"])["n_loss_tokens"].to_numpy()
+    if len(loss_tokens) != len(good):
+        raise UserError(f"{results.manifest(chunk)} does not belong to its tokens; run: snakemake --cores 8 all")
+    reasons = np.array(manifest["reason"].to_pylist(), object)[~good]
+    run.failed_reasons.update(reason or "unknown" for reason in reasons)
+    run.length_counts = _add(run.length_counts, np.bincount(lengths))
+    figures = ChunkFigures(
+        chunk=chunk,
+        samples=int(good.sum()),
+        failed=int((~good).sum()),
+        tokens=int(lengths.sum()),
+        loss_tokens=int(loss_tokens[good].sum()),
+        bytes=int(manifest["bytes"].to_numpy()[good].sum()),
+        verified=results.chunk_qa(chunk).exists(),
+    )
+    run_line = _last_run(results.journal(chunk))
+    if run_line:
+        figures.computed_tokens, figures.seconds = run_line["tokens"], run_line["seconds"]
+        figures.tokens_per_second = run_line["tokens_per_second"]
+        figures.bytes_per_second = run_line["bytes_per_second"]
+        figures.server_restarts = run_line["server_restarts"]
+    return figures
+
+
+def _last_run(journal: Path) -> dict[str, Any] | None:
+    """The last ``{"run": …}`` line of a journal that computed something."""
+    found = None
+    try:
+        with open(journal, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith('{"run"'):
+                    run = json.loads(line)["run"]
+                    found = run if run.get("tokens") else found
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise UserError(f"{journal} holds a line that is not JSON: {error}") from error
+    return found
+
+
+def _add(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    total = np.zeros(max(len(one), len(other)), np.int64)
+    total[: len(one)] += one
+    total[: len(other)] += other
+    return total
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); run: snakemake --cores 8 all") from error
