@@ -13,11 +13,12 @@ from typing import Any
 
 from hidden_states.errors import UserError
 from hidden_states.extraction import dump
-from hidden_states.extraction.engine import Engine, Server
+from hidden_states.extraction.engine import Engine
 from hidden_states.extraction.faults import DiskFull
 from hidden_states.extraction.journal import Journal, read_journal
 from hidden_states.extraction.limits import Limits
 from hidden_states.extraction.plan import ChunkPlan, plan_chunk
+from hidden_states.extraction.watch import Server
 from hidden_states.layout import Results
 from hidden_states.progress import Progress
 from hidden_states.store.checksums import CheckedFile
@@ -126,7 +127,7 @@ def _compute(
     return engine
 
 
-def _refuse_too_long(plan: ChunkPlan, server: Any) -> None:
+def _refuse_too_long(plan: ChunkPlan, server: Server) -> None:
     """The server takes prompts shorter than ``max_req_input_len``."""
     limit = server.max_req_input_len
     lengths = {key: header.num_tokens for key, header in plan.missing.items() if header.num_tokens >= limit}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hidden_states.errors import UserError
-from hidden_states.extraction.engine import Task
+from hidden_states.extraction.attempt import Task
 from hidden_states.layout import Results
 from hidden_states.store.checksums import CheckedFile, StateFileError, check_state_file
 from hidden_states.store.state_file import NO_CHECKSUM, StateHeader, sample_key

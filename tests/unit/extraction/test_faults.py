@@ -7,8 +7,8 @@ import threading
 import pytest
 from helpers.extraction_bench import CHUNK, QUICK, prompts
 from hidden_states.errors import UserError
-from hidden_states.extraction import engine as engine_module
 from hidden_states.extraction.limits import Limits
+from hidden_states.store.store import Store
 
 
 @pytest.mark.parametrize("fault", ["500", "drop", "nan", "short", "ids", "layers", "lost", "hook_failed", "stalled"])
@@ -202,7 +202,7 @@ def test_a_store_without_space_stops_the_run_too(bench, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     bench.write(prompts(3))
-    monkeypatch.setattr(engine_module.Store, "publish", full)
+    monkeypatch.setattr(Store, "publish", full)
     with pytest.raises(UserError, match="no space left"):
         bench.extract()
 
