@@ -32,6 +32,7 @@ class FakeServer:
         self.faults: dict[str, list[str]] = defaultdict(list)
         self.always: dict[str, str] = {}
         self.write_delay = self.answer_delay = 0.0
+        self.answer_delays: dict[str, float] = {}  # by key, instead of answer_delay
         self.requests: list[tuple[str, str]] = []  # rid, key
         self.starts = self.most_in_flight = self._in_flight = 0
         self.on_request: Callable[[str], None] = lambda key: None
@@ -121,7 +122,7 @@ class FakeServer:
         self._in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self._in_flight)
         try:
-            await asyncio.sleep(self.answer_delay)
+            await asyncio.sleep(self.answer_delays.get(key, self.answer_delay))
             return await self._answer(request, rid, ids, fault)
         finally:
             self._in_flight -= 1

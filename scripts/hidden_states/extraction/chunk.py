@@ -7,8 +7,8 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from hidden_states.errors import UserError
@@ -57,20 +57,16 @@ def extract_chunk(
     missing = plan.missing
     log.info("chunk %s: %d of %d states are in the store", chunk, len(plan.stored), len(plan.expected))
     states, failures = dict(plan.stored), {}
-    with Journal(results.journal(chunk)) as journal:
-        if missing:
-            check_space(sum(header.file_bytes for header in missing.values()))
-            try:
+    with _explained_when_full(results, chunk, plan, store):
+        with Journal(results.journal(chunk)) as journal:
+            if missing:
+                check_space(sum(header.file_bytes for header in missing.values()))
                 with lease(max(header.num_tokens for header in missing.values())) as server:
                     engine = _compute(settings, chunk, plan, store, journal, server, limits or Limits())
-            except (DiskFull, OSError) as error:
-                if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                raise _no_space(results, chunk, plan, store, error) from None
-            states |= engine.states
-            failures = engine.failures
-    _refuse_too_many_failures(settings, chunk, plan, failures)
-    write_manifest(results.manifest(chunk), _manifest_rows(results, chunk, plan, states, failures))
+                states |= engine.states
+                failures = engine.failures
+        _refuse_too_many_failures(settings, chunk, plan, failures)
+        write_manifest(results.manifest(chunk), _manifest_rows(results, chunk, plan, states, failures))
     if failures:
         log.warning(
             "chunk %s: %s; they are left out of the dataset. To try them again: "
@@ -196,11 +192,17 @@ def _some(items: list[str]) -> str:
     return ", ".join(items[:SHOWN_FAILURES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _no_space(results: Results, chunk: str, plan: ChunkPlan, store: Store, error: Exception) -> UserError:
-    left = [header for header in plan.missing.values() if not store.has(header)]
-    free = shutil.disk_usage(results.root).free
-    return UserError(
-        f"chunk {chunk}: no space left ({error}). The {len(left)} samples still to be computed need "
-        f"{sum(header.file_bytes for header in left):,} bytes; {free:,} bytes are free in {results.root}. Make room, "
-        "then run `snakemake --cores 8 all` again: what was published stays."
-    )
+@contextmanager
+def _explained_when_full(results: Results, chunk: str, plan: ChunkPlan, store: Store) -> Iterator[None]:
+    """Turn "no space left" of the plug-in, the store or the records into a UserError with the bytes still needed."""
+    try:
+        yield
+    except (DiskFull, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        left = [header for header in plan.missing.values() if not store.has(header)]
+        raise UserError(
+            f"chunk {chunk}: no space left ({error}). The {len(left)} samples still to be computed need "
+            f"{sum(header.file_bytes for header in left):,} bytes; {shutil.disk_usage(results.root).free:,} bytes are "
+            f"free in {results.root}. Make room, then run `snakemake --cores 8 all` again: what was published stays."
+        ) from None

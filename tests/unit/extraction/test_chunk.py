@@ -8,7 +8,9 @@ import pytest
 from helpers.extraction_bench import CHUNK, prompts
 from helpers.states import header_for
 from hidden_states.errors import UserError
+from hidden_states.extraction import chunk as chunk_module
 from hidden_states.extraction.journal import read_journal
+from hidden_states.store import store as store_module
 from hidden_states.store.checksums import check_state_file
 from hidden_states.store.tickets import write_ticket
 
@@ -171,8 +173,20 @@ def test_a_torn_journal_line_costs_nothing_but_itself(bench):
     bench.extract()
     samples, runs = read_journal(journal)
     assert set(samples) == set(keys)
+    assert samples[keys[0]]["published"] == bench.rows()[0]["published"]
     assert len(runs) == 2
     assert json.loads(journal.read_text().splitlines()[-1])["run"]["samples"] == 1
+
+
+def test_every_state_is_durable_before_a_manifest_names_it(bench, monkeypatch):
+    bench.write(prompts(5))
+    synced, at_manifest = set(), set()
+    monkeypatch.setattr(store_module, "fsync_directory", synced.add)
+    monkeypatch.setattr(chunk_module, "write_manifest", lambda path, rows: at_manifest.update(synced))
+    bench.extract()
+    shards = {path.parent for path in bench.store.directory.glob("*/*.safetensors")}
+    assert shards
+    assert shards | {bench.store.directory, bench.results.states} == at_manifest
 
 
 def test_a_foreign_api_key_never_gets_a_sample_through(bench):

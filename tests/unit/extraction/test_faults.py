@@ -3,12 +3,12 @@
 import errno
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 from helpers.extraction_bench import CHUNK, QUICK, prompts
 from hidden_states.errors import UserError
 from hidden_states.extraction.limits import Limits
-from hidden_states.store.store import Store
 
 
 @pytest.mark.parametrize("fault", ["500", "drop", "nan", "short", "ids", "layers", "lost", "hook_failed", "stalled"])
@@ -146,9 +146,11 @@ def test_a_server_that_hangs_is_restarted_and_no_sample_is_lost(bench):
 
 
 def test_a_slow_server_is_not_taken_for_a_hanging_one(bench):
-    bench.concurrency = 1
-    bench.server.answer_delay = 0.3  # each answer within the limit, all together far beyond it
-    bench.write(prompts(4))
+    bench.concurrency = 2
+    keys = bench.write(prompts(8))
+    # Always something in flight, answers well within the limit of 0.6 s, all together far beyond it.
+    bench.server.answer_delay = 0.3
+    bench.server.answer_delays[keys[0]] = 0.15
     bench.extract()
     assert bench.server.starts == 1
 
@@ -161,13 +163,15 @@ def test_files_that_come_long_after_the_answer_are_waited_for(bench):
 
 
 def test_a_server_that_dies_between_answer_and_file_is_not_blamed_on_the_sample(bench):
-    keys = bench.write(prompts(8))
+    bench.concurrency = 1
+    bench.limits = replace(QUICK, deaths_alone=1)
+    keys = bench.write(prompts(1))
     bench.server.write_delay = 5
     threading.Timer(0.3, lambda: (setattr(bench.server, "write_delay", 0.0), bench.server.kill())).start()
     bench.extract()
     assert set(bench.reasons().values()) == {None}
     assert bench.server.starts == 2
-    assert set(keys) == set(bench.server.keys_requested())
+    assert bench.server.keys_requested() == keys * 2
 
 
 def test_full_capture_buffers_halve_the_requests_in_flight(bench, caplog):
@@ -197,12 +201,15 @@ def test_a_full_disk_stops_the_run_and_says_how_much_is_needed(bench):
     assert set(bench.reasons().values()) == {None}
 
 
-def test_a_store_without_space_stops_the_run_too(bench, monkeypatch):
-    def full(self, file, checked):
+@pytest.mark.parametrize(
+    "target", ["hidden_states.store.store.Store.publish", "hidden_states.extraction.chunk.write_manifest"]
+)
+def test_no_space_in_the_store_or_for_the_manifest_is_explained_too(bench, monkeypatch, target):
+    def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     bench.write(prompts(3))
-    monkeypatch.setattr(Store, "publish", full)
+    monkeypatch.setattr(target, full)
     with pytest.raises(UserError, match="no space left"):
         bench.extract()
 
