@@ -1,0 +1,64 @@
+"""Writes one request's rows into ``<rid>.<generation>.tmp``, and gives the file its name when it is whole."""
+
+import contextlib
+import dataclasses
+import os
+
+import numpy
+import xxhash
+
+from hidden_states.capture.settings import CaptureSettings
+from hidden_states.store.state_file import HEADER_BYTES, NO_CHECKSUM, StateHeader, sample_key
+
+
+class StateFileWriter:
+    """Rows arrive in order; checksum and position follow them. Used by one thread."""
+
+    def __init__(
+        self, settings: CaptureSettings, rid: str, generation: int, token_ids: numpy.ndarray, hidden_size: int
+    ) -> None:
+        self._final_path = settings.dump / f"{rid}.safetensors"
+        self._path = settings.dump / f"{rid}.{generation}.tmp"
+        self._ids = numpy.ascontiguousarray(token_ids, dtype="<i8").tobytes()
+        self._header = StateHeader(
+            key=sample_key(self._ids),
+            fingerprint=settings.fingerprint,
+            layers=settings.layers,
+            final=settings.final,
+            dtype="BF16",
+            num_tokens=len(token_ids),
+            hidden_size=hidden_size,
+            checksum=NO_CHECKSUM,
+        )
+        self._digest = xxhash.xxh3_128()
+        self._offset = HEADER_BYTES
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def append(self, rows: numpy.ndarray) -> bool:
+        """Write ``rows``, contiguous uint8 [num_rows, row_bytes]; True when they were the last. Raises OSError."""
+        data = memoryview(rows).cast("B")
+        self._digest.update(data)
+        self._write(data)
+        return self._offset == HEADER_BYTES + self._header.states_bytes
+
+    def finish(self) -> int:
+        """Write ids and header, fsync, rename; returns the bytes of the file. Raises OSError."""
+        self._digest.update(self._ids)
+        self._write(memoryview(self._ids))
+        header = dataclasses.replace(self._header, checksum=self._digest.hexdigest())
+        os.pwrite(self._descriptor, header.to_bytes(), 0)
+        os.fsync(self._descriptor)
+        os.close(self._descriptor)
+        os.rename(self._path, self._final_path)
+        return self._offset
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+        self._path.unlink(missing_ok=True)
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            count = os.pwrite(self._descriptor, data, self._offset)
+            data = data[count:]
+            self._offset += count
