@@ -58,24 +58,26 @@ def link_states(
         _require_room(folder, survey)
     progress = Progress("packaging states", survey.rows)
     for row in rows:
-        source, target = results.root / row.file, folder / state_name(row.row)
+        # Strings, as a path object costs more than the system call it is for.
+        source, name = f"{results.root}/{row.file}", state_name(row.row)
+        target, temporary = f"{folder}/{name}", f"{folder}/.{name}.{os.getpid()}.tmp"
         status = _published(source, row)
         if _is_right(target, status, copy) and not (
-            copy and f"{STATES}/{target.name}" in suspect and not _has_content(target, row)
+            copy and f"{STATES}/{name}" in suspect and not _has_content(target, row)
         ):
             figures.kept += 1
             progress.add()
             continue
         record.begin_change()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             if copy:
                 _copy(source, temporary, row, status)
             else:
                 _link(source, temporary, survey.bytes)
             os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
         figures.made += 1
         progress.add(num_bytes=row.bytes if copy else 0)
     fsync_directory(folder)
@@ -83,10 +85,10 @@ def link_states(
     return figures
 
 
-def _published(source: Path, row: StateRow) -> os.stat_result:
+def _published(source: str, row: StateRow) -> os.stat_result:
     """The state file's status; raises UserError unless it is the very file that the manifest published."""
     try:
-        status = source.stat()
+        status = os.stat(source)
         found = f"{status.st_ino}:{status.st_mtime_ns}" == row.published and status.st_size == row.bytes
         problem = "is not the file its chunk published"
     except FileNotFoundError:
@@ -99,7 +101,7 @@ def _published(source: Path, row: StateRow) -> os.stat_result:
     return status
 
 
-def _is_right(target: Path, source: os.stat_result, copy: bool) -> bool:
+def _is_right(target: str, source: os.stat_result, copy: bool) -> bool:
     try:
         status = os.lstat(target)
     except FileNotFoundError:
@@ -110,20 +112,21 @@ def _is_right(target: Path, source: os.stat_result, copy: bool) -> bool:
     return not same_inode and (status.st_size, status.st_mtime_ns) == (source.st_size, source.st_mtime_ns)
 
 
-def _link(source: Path, temporary: Path, all_bytes: int) -> None:
+def _link(source: str, temporary: str, all_bytes: int) -> None:
     try:
         os.link(source, temporary)
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
+        folder = os.path.dirname(temporary)
         raise UserError(
-            f"{temporary.parent} cannot hold a hard link to {source} ({error.strerror}). Set packaging.link: copy in "
+            f"{folder} cannot hold a hard link to {source} ({error.strerror}). Set packaging.link: copy in "
             f"the configuration to copy the states instead: that needs {all_bytes:,} bytes "
-            f"({all_bytes / 1e9:.2f} GB), and {shutil.disk_usage(temporary.parent).free:,} are free."
+            f"({all_bytes / 1e9:.2f} GB), and {shutil.disk_usage(folder).free:,} are free."
         ) from error
 
 
-def _copy(source: Path, temporary: Path, row: StateRow, status: os.stat_result) -> None:
+def _copy(source: str, temporary: str, row: StateRow, status: os.stat_result) -> None:
     """Copy, make durable, read back and compare with the manifest; only then may the file get its name."""
     shutil.copyfile(source, temporary)
     descriptor = os.open(temporary, os.O_RDWR)
@@ -140,10 +143,10 @@ def _copy(source: Path, temporary: Path, row: StateRow, status: os.stat_result) 
     os.utime(temporary, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _has_content(copy: Path, row: StateRow) -> bool:
+def _has_content(copy: str, row: StateRow) -> bool:
     """Whether ``copy``, read in full, is the state that the manifest recorded."""
     try:
-        header = check_state_file(copy, None).header
+        header = check_state_file(Path(copy), None).header
     except StateFileError as error:
         log.warning("%s: %s", copy, error)
         return False

@@ -54,11 +54,14 @@ class Record:
             content = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
             self._before = {name: entry for name, entry in content.items() if isinstance(entry, dict)}
         self._entries: dict[str, dict[str, Any]] = {}
+        self._changing = False
 
     def begin_change(self) -> None:
         """Called before a file of the dataset changes: takes ``provenance.json`` away until all is right again, so
         that a dataset left half-way by a killed run is not taken for a finished one."""
-        (self.folder / PROVENANCE).unlink(missing_ok=True)
+        if not self._changing:
+            (self.folder / PROVENANCE).unlink(missing_ok=True)
+            self._changing = True
 
     def write(self, name: str, make: Callable[[Any], None], source: str | None = None) -> None:
         """Bring the file ``name`` to the content that ``make`` writes to the binary stream it is given.
