@@ -1,0 +1,158 @@
+"""The configuration: read, checked against the schema, defaults filled in, paths made absolute.
+
+Standard library, YAML and jsonschema only: the Snakefile imports it at every start.
+"""
+
+import difflib
+import json
+import os
+from collections.abc import Iterable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from hidden_states.errors import UserError
+from hidden_states.layout import Results
+
+DEMO = "demo"
+REQUIRED = (("model", "path"), ("conversations", "files"))
+"""Keys that a user's own configuration must have, so that no demo value leaks into a real run."""
+
+
+def load(files: Iterable[Path], schema: Path) -> dict[str, Any]:
+    """The settings of a user's configuration files, later ones over earlier ones.
+
+    Relative paths are looked up beside the file that has them. Raises UserError naming file and key.
+    """
+    merged: dict[str, Any] = {}
+    for file in files:
+        content = _read(file)
+        _absolute_paths(content, file.resolve().parent)
+        merged = _merge(merged, content)
+    return check(merged, schema, own=True)
+
+
+def load_demo(file: Path, schema: Path) -> dict[str, Any]:
+    """The settings of the demo configuration; its paths are relative to the repository, the parent of its folder."""
+    content = _read(file)
+    _absolute_paths(content, file.resolve().parent.parent)
+    return check(content, schema, own=False)
+
+
+def overlay(settings: dict[str, Any], changes: dict[str, Any], schema: Path) -> dict[str, Any]:
+    """``settings`` with ``changes`` (of ``snakemake --config``) over them; their relative paths are those of the
+    working directory."""
+    changes = deepcopy(changes)
+    _absolute_paths(changes, Path.cwd())
+    return check(_merge(settings, changes), schema, own=False)
+
+
+def check(config: dict[str, Any], schema: Path, own: bool) -> dict[str, Any]:
+    """Fill in defaults and validate. ``own``: the keys that a user's file must have are required.
+
+    Raises UserError for an unknown key (naming the nearest known one), a wrong value, or a missing key.
+    """
+    rules = yaml.safe_load(schema.read_text(encoding="utf-8"))
+    for error in sorted(jsonschema.Draft202012Validator(rules).iter_errors(config), key=lambda error: error.path):
+        raise UserError(_explain(error, rules))
+    if own:
+        for section, key in REQUIRED:
+            if key not in config.get(section, {}):
+                raise UserError(f"config key {section}.{key} is missing; your configuration must have it.")
+    return _with_defaults(rules, config)
+
+
+def read_resolved(results: Results, schema: Path) -> dict[str, Any]:
+    """The settings that the last run of this directory wrote to ``config.json``."""
+    try:
+        return check(json.loads(results.config.read_text(encoding="utf-8")), schema, own=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{results.config} cannot be read ({error}); name a --configfile.") from error
+
+
+def model_folder(settings: dict[str, Any], results: Results) -> Path:
+    """The folder of the model: the demo's, a local one, or the snapshot of a repository. Raises UserError."""
+    from hidden_states.checkpoint import resolve_model
+
+    path = settings["model"]["path"]
+    if path == DEMO:
+        if not (results.demo_model / "config.json").is_file():
+            raise UserError(f"the demo model is not in {results.demo_model}; run `hidden-states demo-model` first.")
+        return results.demo_model
+    return resolve_model(path, settings["model"]["revision"])
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"configuration {file} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"configuration {file} is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"configuration {file} must hold keys and values, such as `model: {{path: …}}`.")
+    return content
+
+
+def _absolute_paths(config: dict[str, Any], folder: Path) -> None:
+    """Resolve model.path (where it is a folder and no repository id) and conversations.files against ``folder``."""
+    model, conversations = config.get("model"), config.get("conversations")
+    if isinstance(model, dict) and isinstance(path := model.get("path"), str) and path != DEMO:
+        local = folder / Path(path).expanduser()
+        if local.is_dir() or path.startswith((".", "~", "/")) or path.count("/") != 1:
+            model["path"] = os.path.normpath(local)
+    if isinstance(conversations, dict):
+        if isinstance(conversations.get("files"), str):
+            conversations["files"] = [conversations["files"]]
+        if isinstance(files := conversations.get("files"), list):
+            conversations["files"] = [
+                os.path.normpath(folder / Path(file).expanduser()) if isinstance(file, str) else file for file in files
+            ]
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = deepcopy(below)
+    for key, value in above.items():
+        both = isinstance(merged.get(key), dict) and isinstance(value, dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _with_defaults(rules: dict[str, Any], value: Any) -> Any:
+    if not isinstance(value, dict) or "properties" not in rules:
+        return value
+    filled = {}
+    for key, rule in rules["properties"].items():
+        filled[key] = _with_defaults(rule, value.get(key, deepcopy(rule["default"])))
+    return filled
+
+
+def _explain(error: jsonschema.ValidationError, rules: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in error.absolute_path)
+    if error.validator == "additionalProperties":
+        known = list(error.schema.get("properties", {}))
+        unknown = next(key for key in error.instance if key not in known)
+        name = f"{where}.{unknown}" if where else str(unknown)
+        near = difflib.get_close_matches(str(unknown), known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
+        return f"config key {name} is not known; {hint} Every key: config/README.md."
+    rule = error.schema if "description" in error.schema else _rule_at(rules, error.absolute_path)
+    description = rule.get("description", "")
+    message = error.message
+    if error.validator == "oneOf":
+        message = f"{error.instance!r} is none of the allowed values"
+    return f"config key {where}: {message}. {description}".strip()
+
+
+def _rule_at(rules: dict[str, Any], path: Iterable[Any]) -> dict[str, Any]:
+    for part in path:
+        inner = rules.get("properties", {}).get(part)
+        if inner is None:
+            break
+        rules = inner
+    return rules
