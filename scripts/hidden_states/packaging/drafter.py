@@ -9,22 +9,22 @@ from typing import Any
 CONFIG_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
-def drafter_ids(layers: tuple[int, ...], server: dict[str, Any]) -> dict[str, Any]:
-    """Per engine: the key of the drafter's config, the ids to write there, and why.
+def drafter_ids(layers: tuple[int, ...], num_layers: int, server: dict[str, Any]) -> dict[str, Any]:
+    """Per engine: the key of the drafter's config, the ids to write there (null where nobody can say), and why.
 
     ``layers`` are the auxiliary L, ``server`` is ``ready.json``: what SGLang's own setter was given when it captured
     exactly these layers is what it must be given again when it serves a drafter trained on them.
     """
     ids = list(layers)
-    argument = server.get("setter_argument")
-    version, model = server.get("sglang_version"), server.get("model_class")
+    argument, model = server.get("setter_argument"), server.get("model_class")
+    own_way = f"SGLang maps ids to layers in its own way for each model family. {server.get('sglang_version')} with"
     if argument is None:
-        words = f"Leave the key out: by default SGLang {version} captures exactly L = {ids} of {model}."
+        words = "Not recorded: compare with what the server says it captures."
+    elif num_layers in layers:
+        argument = None
+        words = f"L = {num_layers} is the final state; whether SGLang serves it as an auxiliary one depends on {model}."
     else:
-        words = (
-            f"SGLang maps ids to layers in its own way for each model family; {version} given {list(argument)} was "
-            f"read back as L = {ids} of {model}."
-        )
+        words = f"{own_way} {model}, given {argument}, was read back as L = {ids}."
     return {
         "speculators": {
             "key": CONFIG_KEY,
@@ -32,11 +32,7 @@ def drafter_ids(layers: tuple[int, ...], server: dict[str, Any]) -> dict[str, An
             "words": "The numbers L, for the trainer's --target-layer-ids; the final state is not one of them.",
         },
         "vllm": {"key": CONFIG_KEY, "ids": ids, "words": "The numbers L, as the speculators config has them."},
-        "sglang": {
-            "key": f"eagle_config.{CONFIG_KEY}",
-            "ids": None if argument is None else list(argument),
-            "words": words,
-        },
+        "sglang": {"key": f"eagle_config.{CONFIG_KEY}", "ids": argument, "words": words},
     }
 
 

@@ -64,7 +64,7 @@ def provenance(
             "slots": slot_words(header.layers, header.final, model.num_layers),
             "dtype": header.dtype,
         },
-        "drafter": drafter_ids(header.layers, server),
+        "drafter": drafter_ids(header.layers, model.num_layers, server),
         "counts": {
             "rows": survey.rows,
             "tokens": survey.tokens,

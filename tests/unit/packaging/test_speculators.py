@@ -219,13 +219,18 @@ def test_a_damaged_token_file_never_becomes_a_shard(run):
     assert not (run.folder / "provenance.json").exists()
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "replaced"])
+@pytest.mark.parametrize("damage", ["missing", "replaced", "cut"])
 def test_a_state_file_that_is_not_the_published_one_is_refused(run, damage):
     path = run.state_path(run.key(1))
-    content = path.read_bytes()
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(content[:-1] if damage == "cut" else content)
+    status, content = path.stat(), path.read_bytes()
+    if damage == "cut":
+        path.chmod(0o644)
+        os.truncate(path, len(content) - 1)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    else:
+        path.unlink()
+    if damage == "replaced":
+        path.write_bytes(content)
     with pytest.raises(UserError, match=run.key(1)):
         run.package()
 
