@@ -82,7 +82,7 @@ def _settings(parsed: argparse.Namespace, results: Results) -> dict:
         return settings.load(parsed.configfile, SCHEMA)
     if results.config.is_file():
         return settings.read_resolved(results, SCHEMA)
-    return settings.load_demo(DEMO_CONFIG, SCHEMA)
+    return settings.load_demo(DEMO_CONFIG, SCHEMA, REPOSITORY)
 
 
 def _log_to(file: Path | None) -> None:

@@ -35,10 +35,10 @@ def load(files: Iterable[Path], schema: Path) -> dict[str, Any]:
     return check(merged, schema, own=True)
 
 
-def load_demo(file: Path, schema: Path) -> dict[str, Any]:
-    """The settings of the demo configuration; its paths are relative to the repository, the parent of its folder."""
+def load_demo(file: Path, schema: Path, repository: Path) -> dict[str, Any]:
+    """The settings of the demo configuration; its paths are relative to the repository."""
     content = _read(file)
-    _absolute_paths(content, file.resolve().parent.parent)
+    _absolute_paths(content, repository)
     return check(content, schema, own=False)
 
 

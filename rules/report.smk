@@ -1,0 +1,28 @@
+# The figures of the run → results/report, shown by `snakemake --report report.html`.
+
+
+rule report:
+    input:
+        summary="results/tokens/summary.json",
+        manifests=expand("results/chunks/{chunk}/manifest.parquet", chunk=CHUNKS),
+        checked=expand("results/qa/{chunk}.json", chunk=CHUNKS),
+        provenance="results/dataset/speculators/provenance.json",
+    output:
+        page=report(
+            "results/report/run.html",
+            caption="../resources/captions/run.rst",
+            category="Run",
+        ),
+        table=report(
+            "results/report/run.csv",
+            caption="../resources/captions/chunks.rst",
+            category="Run",
+        ),
+    log:
+        "logs/report.log",
+    conda:
+        "../envs/workflow.yaml"
+    message:
+        "Write the report"
+    shell:
+        "hidden-states report --results results --log {log}"

@@ -1,0 +1,149 @@
+"""What the Snakefile needs besides rules: settings, triggers, the run's lock and its end. No heavy imports."""
+
+import glob
+import hashlib
+import logging
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hidden_states import settings as configuration
+from hidden_states.files import canonical_json, write_json
+from hidden_states.layout import Results, chunk_name
+from hidden_states.run_lock import RunLock
+
+log = logging.getLogger("snakemake.logging")
+
+RESULTS = Results(Path("results"))
+ABSENT = "absent"
+
+
+def load_settings(
+    configfiles: Iterable[Path], overrides: dict[str, Any], schema: Path, demo: Path, repository: Path
+) -> dict[str, Any]:
+    """The settings of a run: the user's files, or the demo's where there are none, under ``--config`` values."""
+    files = list(configfiles)
+    settings = configuration.load(files, schema) if files else configuration.load_demo(demo, schema, repository)
+    return configuration.overlay(settings, overrides, schema) if overrides else settings
+
+
+def conversation_files(settings: dict[str, Any]) -> list[str]:
+    """The conversation files there are, for Snakemake to watch; tokenize says which ones are missing."""
+    found = [path for pattern in settings["conversations"]["files"] for path in sorted(glob.glob(pattern))]
+    return list(dict.fromkeys(found))
+
+
+def chunk_names(settings: dict[str, Any]) -> list[str]:
+    return [chunk_name(index) for index in range(settings["extraction"]["chunks"])]
+
+
+def ticket(name: str) -> list[str]:
+    """The ticket of a chunk, of the dataset or of the tokens, once ``verify`` has written one."""
+    path = RESULTS.ticket(name)
+    return [str(path)] if path.is_file() else []
+
+
+def token_triggers(settings: dict[str, Any]) -> str:
+    """Everything in the settings that decides what tokenize writes, as one string."""
+    return canonical_json(
+        {
+            "model": _model(settings),
+            "conversations": settings["conversations"],
+            "chunks": settings["extraction"]["chunks"],
+        }
+    )
+
+
+def state_triggers(settings: dict[str, Any]) -> str:
+    """Everything in the settings that decides what a state is, as one string."""
+    capture = settings["capture"]
+    server = settings["server"]
+    return canonical_json(
+        {
+            "model": _model(settings),
+            "capture": {key: capture[key] for key in ("layers", "final", "storage")},
+            "server": {key: server[key] for key in ("device", "launcher", "arguments")},
+            "sglang": None if server["launcher"] else _version("sglang"),
+        }
+    )
+
+
+def package_triggers(settings: dict[str, Any]) -> str:
+    return canonical_json(settings["packaging"])
+
+
+def _model(settings: dict[str, Any]) -> dict[str, Any]:
+    model = settings["model"]
+    return {**model, "stamp": None if model["path"] == configuration.DEMO else _stamp(Path(model["path"]))}
+
+
+def _stamp(folder: Path) -> str:
+    """A cheap mark of a local model's files, names, sizes and times; its weights may be terabytes. The demo model needs
+    none: its files are inputs. A model that is not here yet has the mark ``absent``."""
+    if not folder.is_dir():
+        return ABSENT
+    status = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+    listing = [(name, entry.st_size, entry.st_mtime_ns) for name, entry in status]
+    return hashlib.blake2b(canonical_json(listing).encode(), digest_size=16).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ABSENT
+
+
+def repeat_options(configfiles: Iterable[Path], directory: Path | None) -> str:
+    """The user's own --configfile and --directory, for the commands that are printed."""
+    options = []
+    if files := [str(file) for file in configfiles]:
+        options += ["--configfile", *files]
+    if directory is not None:
+        options += ["--directory", str(directory)]
+    return shlex.join(options)
+
+
+class Run:
+    """The one run of this directory: its lock, its jobs, its server."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        self._lock = RunLock(RESULTS)
+
+    def start(self, only_verify: bool) -> None:
+        """Take the lock or raise UserError; write the settings down, unless only ``verify`` runs: it changes nothing."""
+        self._lock.take("`snakemake verify`" if only_verify else "this run of snakemake")
+        if not only_verify:
+            write_json(RESULTS.config, self._settings)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _end_run)
+
+    def end(self) -> None:
+        """Stop the server at once. Does nothing for a run that was refused: the server is that of another."""
+        if self._lock.held:
+            subprocess.run(["hidden-states", "stop-server", "--results", str(RESULTS.root)], check=False)
+
+
+def _end_run(number: int, frame: FrameType | None) -> None:
+    """End the jobs, then this process as Ctrl-C would.
+
+    Left alone, Snakemake waits for running jobs after INT and TERM, for as long as they take, and HUP leaves them
+    behind.
+    """
+    import psutil
+
+    for again in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(again, signal.SIG_IGN)
+    for child in psutil.Process(os.getpid()).children(recursive=True):
+        try:
+            child.terminate()
+        except psutil.NoSuchProcess:
+            continue
+    raise KeyboardInterrupt
