@@ -11,7 +11,6 @@ include: "rules/common.smk"
 rule all:
     input:
         manifests=expand("results/chunks/{chunk}/manifest.parquet", chunk=CHUNKS),
-        checked=expand("results/qa/{chunk}.json", chunk=CHUNKS),
         dataset="results/dataset/speculators/provenance.json",
         report="results/report/run.html",
 

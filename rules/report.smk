@@ -4,8 +4,6 @@
 rule report:
     input:
         summary="results/tokens/summary.json",
-        manifests=expand("results/chunks/{chunk}/manifest.parquet", chunk=CHUNKS),
-        checked=expand("results/qa/{chunk}.json", chunk=CHUNKS),
         provenance="results/dataset/speculators/provenance.json",
     output:
         page=report(
