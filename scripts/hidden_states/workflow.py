@@ -118,7 +118,7 @@ class Run:
         self._lock = RunLock(RESULTS)
 
     def start(self, only_verify: bool) -> None:
-        """Take the lock or raise UserError; write the settings down, unless only ``verify`` runs: it changes nothing."""
+        """Take the lock or raise UserError; write the settings down, but not for ``verify``: it changes nothing."""
         self._lock.take("`snakemake verify`" if only_verify else "this run of snakemake")
         if not only_verify:
             write_json(RESULTS.config, self._settings)
