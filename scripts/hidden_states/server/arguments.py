@@ -1,4 +1,4 @@
-"""The user's ``server.arguments``: which are refused and why, which do not matter to the states, how they are passed."""
+"""The user's ``server.arguments``: which are refused and why, which do not change the states, how they are passed."""
 
 from typing import Any
 
@@ -70,14 +70,38 @@ MUST_BE_TRUE = {
 }
 
 NEUTRAL = frozenset(
-    """
-    log_level log_level_http log_requests log_requests_level log_requests_format log_requests_target
-    decode_log_interval enable_metrics show_time_cost crash_dump_folder served_model_name download_dir
-    watchdog_timeout soft_watchdog_timeout sleep_on_idle dist_timeout dist_init_addr nccl_port numa_node
-    mem_fraction_static max_total_tokens max_running_requests max_queued_requests
-    tokenizer_path tokenizer_mode tokenizer_worker_num chat_template
-    weight_loader_disable_mmap weight_loader_prefetch_checkpoints weight_loader_prefetch_num_threads
-    """.split()
+    (
+        "log_level",
+        "log_level_http",
+        "log_requests",
+        "log_requests_level",
+        "log_requests_format",
+        "log_requests_target",
+        "decode_log_interval",
+        "enable_metrics",
+        "show_time_cost",
+        "crash_dump_folder",
+        "served_model_name",
+        "download_dir",
+        "watchdog_timeout",
+        "soft_watchdog_timeout",
+        "sleep_on_idle",
+        "dist_timeout",
+        "dist_init_addr",
+        "nccl_port",
+        "numa_node",
+        "mem_fraction_static",
+        "max_total_tokens",
+        "max_running_requests",
+        "max_queued_requests",
+        "tokenizer_path",
+        "tokenizer_mode",
+        "tokenizer_worker_num",
+        "chat_template",
+        "weight_loader_disable_mmap",
+        "weight_loader_prefetch_checkpoints",
+        "weight_loader_prefetch_num_threads",
+    )
 )
 """Arguments that do not change the states, and so stay out of the fingerprint: logging, waiting, memory, and what
 concerns text, which is never sent. Everything else makes states of its own."""
