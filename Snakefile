@@ -26,12 +26,12 @@ include: "rules/verify.smk"
 
 
 onstart:
-    RUN.start(only_verify=workflow_targets() == {"verify"})
+    start_run()
 
 
 onsuccess:
-    RUN.end()
+    RUN.end(success=True)
 
 
 onerror:
-    RUN.end()
+    RUN.end(success=False)

@@ -20,14 +20,17 @@ def load_settings():
         raise WorkflowError(str(error)) from None
 
 
-def workflow_targets():
-    """Names of the rules that this call asks for."""
-    return set(map(str, workflow.dag_settings.targets or ["all"]))
+def start_run():
+    try:
+        RUN.start(set(map(str, workflow.dag_settings.targets or ["all"])))
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
 
 
 SETTINGS = load_settings()
 CHUNKS = hs.chunk_names(SETTINGS)
-RUN = hs.Run(SETTINGS)
+REPEAT = hs.repeat_options(workflow.overwrite_configfiles, workflow.overwrite_workdir)
+RUN = hs.Run(SETTINGS, REPEAT)
 
 # Jobs that wait for a server hold a core each: one runs, one waits ready, the other cores verify.
 workflow.global_resources["server"] = SETTINGS["server"]["slots"] + 1

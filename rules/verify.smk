@@ -9,9 +9,7 @@ rule verify:
         "../envs/workflow.yaml"
     threads: workflow.cores  # it reads at the speed of the disk
     params:
-        repeat=hs.repeat_options(
-            workflow.overwrite_configfiles, workflow.overwrite_workdir
-        ),
+        repeat=REPEAT,
     message:
         "Verify everything on disk"
     shell:

@@ -16,6 +16,7 @@ from typing import Any
 from hidden_states import settings as configuration
 from hidden_states.files import canonical_json, write_json
 from hidden_states.layout import Results, chunk_name
+from hidden_states.packaging.closing import closing_lines
 from hidden_states.run_lock import RunLock
 
 log = logging.getLogger("snakemake.logging")
@@ -113,22 +114,29 @@ def repeat_options(configfiles: Iterable[Path], directory: Path | None) -> str:
 class Run:
     """The one run of this directory: its lock, its jobs, its server."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._settings = settings
+    def __init__(self, settings: dict[str, Any], repeat: str) -> None:
+        self._settings, self._repeat = settings, repeat
         self._lock = RunLock(RESULTS)
+        self._targets: set[str] = set()
 
-    def start(self, only_verify: bool) -> None:
+    def start(self, targets: set[str]) -> None:
         """Take the lock or raise UserError; write the settings down, but not for ``verify``: it changes nothing."""
-        self._lock.take("`snakemake verify`" if only_verify else "this run of snakemake")
+        self._targets = targets
+        only_verify = targets == {"verify"}
+        self._lock.take("`snakemake verify`" if only_verify else "`snakemake`")
         if not only_verify:
             write_json(RESULTS.config, self._settings)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _end_run)
 
-    def end(self) -> None:
-        """Stop the server at once. Does nothing for a run that was refused: the server is that of another."""
-        if self._lock.held:
-            subprocess.run(["hidden-states", "stop-server", "--results", str(RESULTS.root)], check=False)
+    def end(self, success: bool) -> None:
+        """Stop the server at once and say where the dataset is. Does nothing for a run that was refused: the server is
+        that of another."""
+        if not self._lock.held or self._targets == {"verify"}:
+            return
+        subprocess.run(["hidden-states", "stop-server", "--results", str(RESULTS.root)], check=False)
+        if success and "all" in self._targets:
+            print("\n".join(closing_lines(RESULTS, repeat=self._repeat)))
 
 
 def _end_run(number: int, frame: FrameType | None) -> None:
