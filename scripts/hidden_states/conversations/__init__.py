@@ -1,0 +1,1 @@
+"""From whatever people bring to token ids with an exact loss mask, or a reason why not."""

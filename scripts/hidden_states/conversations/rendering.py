@@ -1,0 +1,124 @@
+"""Rendering with the model's own chat template."""
+
+import json
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from hidden_states.conversations.messages import texts
+from hidden_states.conversations.reasons import Rejected
+from hidden_states.conversations.shapes import Conversation
+from hidden_states.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Messages = list[dict[str, Any]]
+
+TEMPLATE_DATE = datetime(2025, 1, 1)
+"""What ``strftime_now`` gives. With the real date, the ids of every sample would change overnight, and with them
+their keys: nothing in the store would be found again."""
+
+THINK_TAGS = ("<think>", "</think>")
+"""May be control tokens, but are also how a conversation's text marks reasoning."""
+
+
+class Renderer:
+    """Renders conversations to text. Raises UserError when the model has no chat template."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.tokenizer = tokenizer
+        template = tokenizer.chat_template
+        if not template:
+            raise UserError(
+                f"{tokenizer.name_or_path}: the model has no chat template (chat_template.jinja, or chat_template in "
+                "tokenizer_config.json), so conversations cannot be rendered. Choose the instruction-tuned model, add "
+                "a template, or bring rows with input_ids."
+            )
+        source = json.dumps(template)
+        self._variables = {"strftime_now": TEMPLATE_DATE.strftime} if "strftime_now" in source else {}
+        control = [
+            token.content
+            for token in tokenizer.added_tokens_decoder.values()
+            if token.special and token.content not in THINK_TAGS
+        ]
+        self._control = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or r"(?!)")
+
+    @property
+    def uses_date(self) -> bool:
+        """Whether TEMPLATE_DATE is part of what the template may render."""
+        return bool(self._variables)
+
+    def __call__(self, messages: Messages, tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
+        """The text of ``messages``. Raises Rejected with the template's own words."""
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **self._variables,
+            )
+        except Exception as error:  # a template can raise anything
+            words = " ".join(str(error).split()) or "no message"
+            raise Rejected("template_error", f"{type(error).__name__}: {words[:300]}") from None
+
+    def template(self, tools: list[dict[str, Any]] | None) -> tuple[str, dict[str, Any]]:
+        """The template's source and the variables it gets beside the messages."""
+        source = self.tokenizer.get_chat_template(None, tools)
+        return source, {**self.tokenizer.special_tokens_map, **self._variables}
+
+    def whole(self, conversation: Conversation) -> tuple[str, Messages]:
+        """The text of the conversation, and the messages as the template took them.
+
+        Templates differ in the form of tool calls: arguments as an object or as a text, content null or empty. They
+        are tried in this order. Raises Rejected.
+        """
+        self._refuse_control_tokens(conversation)
+        first: Rejected | None = None
+        for messages in _variants(conversation.messages):
+            try:
+                text = self(messages, conversation.tools, False)
+            except Rejected as error:
+                first = first or error
+                continue
+            return _require_unicode(text), messages
+        raise first
+
+    def _refuse_control_tokens(self, conversation: Conversation) -> None:
+        for index, message in enumerate(conversation.messages):
+            for text in texts(message):
+                if found := self._control.search(text):
+                    raise Rejected("control_token_in_text", f"turn {index} ({message['role']}) holds {found.group()!r}")
+
+
+def _variants(messages: Messages) -> list[Messages]:
+    if not any(message.get("tool_calls") for message in messages):
+        return [messages]
+    as_text = [_arguments_as_text(message) for message in messages]
+    return [messages, as_text, [_never_null(message) for message in messages], [_never_null(m) for m in as_text]]
+
+
+def _arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
+
+
+def _never_null(message: dict[str, Any]) -> dict[str, Any]:
+    return message if message["content"] is not None else {**message, "content": ""}
+
+
+def _require_unicode(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            found = ord(text[error.start])
+            kind = f"byte {found - 0xDC00:#04x}, not UTF-8" if 0xDC80 <= found <= 0xDCFF else "half a surrogate pair"
+            raise Rejected("invalid_text", f"{kind}, after {text[max(0, error.start - 20) : error.start]!r}") from None
+    return text
