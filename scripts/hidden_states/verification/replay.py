@@ -1,0 +1,209 @@
+"""Logit replay: ``lm_head(norm(final slot))``, from the checkpoint's two tensors, against the server's own logits.
+
+Row t of the states predicts token t + 1. Where it is the right row, of the right layer, normed once, its logits are
+those that the server computed: the token it found most likely has the largest logit, and its log-probabilities come
+out. Only two tensors are read, so this works for a model of any size. It compares the server with itself: a server
+that computes wrongly passes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from hidden_states.checkpoint import Checkpoint, TensorEntry
+from hidden_states.errors import UserError
+from hidden_states.verification.samples import CapturedSample
+
+MAX_POSITIONS = 8192
+"""Positions compared at most; more are thinned out evenly, as each costs a product with the whole vocabulary."""
+
+VOCABULARY_BLOCK = 8192
+ROW_BLOCK = 1024
+
+ROUNDING = 2.0**-7
+"""Share of the largest logit by which the server's choice may lie below it.
+
+The server's logits are bfloat16: each is off by up to 2^-9 of itself, so two that are closer than 2^-8 may change
+places, and the normed state was rounded before. The share is twice that. It is far below the usual distance between
+the first and the second: the figures of wrong states hardly move with it.
+"""
+
+EPSILON_KEYS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
+PLAIN_DTYPES = ("BF16", "F16", "F32")
+ONE_PLUS_WEIGHT = ("gemma", "gemma2", "gemma3", "recurrent_gemma", "vaultgemma", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""Model types whose norm multiplies by 1 + weight."""
+
+MEAN_SUBTRACTING = ("cohere", "cohere2", "cohere2_moe")
+"""Model types whose final norm is no RMSNorm, though nothing in the checkpoint shows it."""
+
+
+class ReplayImpossible(Exception):
+    """The checkpoint or the server's answers do not allow a replay; the message says why."""
+
+
+@dataclass(frozen=True)
+class ReplayFigures:
+    """``agreement``: share of positions at which the server's most likely token is ours too, up to rounding.
+    ``tokens``: positions compared. The differences are of log-probabilities, natural logarithm."""
+
+    agreement: float
+    tokens: int
+    median_abs_logprob_difference: float
+    max_abs_logprob_difference: float
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """``rows`` [P, hidden_size] float32 after the norm; ``top1`` and ``tokens`` int64 [P], ``logprobs`` float32 [P]:
+    what the server said of the token that follows each row, and which it is."""
+
+    rows: torch.Tensor
+    top1: torch.Tensor
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+
+
+def check(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]) -> ReplayFigures:
+    """Replay the last slot of all ``samples``; ``final`` is ``pre_norm`` or ``post_norm``.
+
+    Raises ReplayImpossible when the two tensors are missing or quantised, the model's norm is of another kind, or
+    the server gave no log-probability to compare with. States that are not finite agree nowhere.
+    """
+    head = _head(checkpoint)
+    positions = _positions(checkpoint, final, samples)
+    vocabulary = min(head.shape[0], checkpoint.config.vocab_size)
+    for what in (positions.top1, positions.tokens):
+        if int(what.max()) >= vocabulary:
+            raise ReplayImpossible(f"token {int(what.max())} is beyond the {vocabulary} rows of {head.name}")
+    largest, log_sum, of_top1, of_token = _logits(checkpoint, head, vocabulary, positions)
+    agrees = of_top1 >= largest - ROUNDING * torch.maximum(largest.abs(), of_top1.abs())
+    difference = (of_token - log_sum - positions.logprobs).abs()
+    return ReplayFigures(
+        agreement=float(agrees.double().mean()),
+        tokens=agrees.numel(),
+        median_abs_logprob_difference=float(difference.median()),
+        max_abs_logprob_difference=float(difference.max()),
+    )
+
+
+def _head(checkpoint: Checkpoint) -> TensorEntry:
+    try:
+        head = checkpoint.lm_head
+    except UserError as error:
+        raise ReplayImpossible(str(error)) from error
+    if head.dtype not in PLAIN_DTYPES or len(head.shape) != 2 or head.shape[1] != checkpoint.config.hidden_size:
+        shape = " × ".join(str(size) for size in head.shape)
+        raise ReplayImpossible(
+            f"{head.name} is {head.dtype} of {shape}: quantised, or not [vocabulary, {checkpoint.config.hidden_size}]"
+        )
+    return head
+
+
+def _positions(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]) -> _Positions:
+    rows, top1, tokens, logprobs = [], [], [], []
+    for sample, chosen in _chosen(samples):
+        rows.append(sample.states[chosen - 1, -1].float())
+        tokens.append(torch.from_numpy(sample.token_ids)[chosen])
+        top1 += [sample.top1[position] for position in chosen.tolist()]
+        logprobs += [sample.logprobs[position] for position in chosen.tolist()]
+    if not rows:
+        raise ReplayImpossible("the server gave no log-probability of any position after the first")
+    stacked = torch.cat(rows)
+    return _Positions(
+        rows=stacked if final == "post_norm" else _normed(checkpoint, stacked),
+        top1=torch.tensor(top1),
+        tokens=torch.cat(tokens),
+        logprobs=torch.tensor(logprobs, dtype=torch.float32),
+    )
+
+
+def _chosen(samples: list[CapturedSample]) -> Iterator[tuple[CapturedSample, torch.Tensor]]:
+    """Each sample with the positions to compare: all of the short ones, an even selection of the longest."""
+    left = MAX_POSITIONS
+    in_order = sorted(samples, key=lambda sample: len(sample.token_ids))
+    for number, sample in enumerate(in_order):
+        length = len(sample.token_ids)
+        if not len(sample.top1) == len(sample.logprobs) == len(sample.states) == length:
+            raise ReplayImpossible(
+                f"a prompt of {length} tokens has {len(sample.states)} rows of states, {len(sample.top1)} most likely "
+                f"tokens and {len(sample.logprobs)} log-probabilities"
+            )
+        known = [t for t in range(1, length) if sample.top1[t] is not None and sample.logprobs[t] is not None]
+        share = min(len(known), left // (len(in_order) - number))
+        if share:
+            left -= share
+            yield sample, torch.tensor(known)[torch.linspace(0, len(known) - 1, share).round().long()]
+
+
+def _normed(checkpoint: Checkpoint, rows: torch.Tensor) -> torch.Tensor:
+    """RMSNorm of ``rows`` with the checkpoint's final norm, float32."""
+    config = checkpoint.config
+    epsilon = next((config.raw[key] for key in EPSILON_KEYS if config.raw.get(key) is not None), None)
+    try:
+        entry = checkpoint.final_norm
+    except UserError as error:
+        raise ReplayImpossible(str(error)) from error
+    bias = entry.name.removesuffix("weight") + "bias"
+    if epsilon is None or bias in checkpoint.tensors or _is(config.model_type, MEAN_SUBTRACTING):
+        raise ReplayImpossible(f"the final norm of a {config.model_type or 'model of unknown type'} is not an RMSNorm")
+    if entry.dtype not in PLAIN_DTYPES or entry.shape != (config.hidden_size,):
+        raise ReplayImpossible(f"{entry.name} is {entry.dtype} of shape {entry.shape}")
+    weight = checkpoint.load(entry).float()
+    if _is(config.model_type, ONE_PLUS_WEIGHT):
+        weight = 1 + weight
+    scale = torch.rsqrt(rows.square().mean(-1, keepdim=True) + epsilon)
+    return rows.mul_(scale).mul_(weight)
+
+
+def _is(model_type: str, types: tuple[str, ...]) -> bool:
+    return model_type.removesuffix("_text") in types
+
+
+def _logits(
+    checkpoint: Checkpoint, head: TensorEntry, vocabulary: int, positions: _Positions
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of every position, float32 [P]: the largest logit, the logarithm of the sum of their exponentials, the logit
+    of the server's most likely token, and that of the token that follows. One block of the vocabulary and of the rows
+    is in memory at a time."""
+    count = len(positions.tokens)
+    largest, log_sum = torch.full((count,), -torch.inf), torch.full((count,), -torch.inf)
+    of_top1, of_token = torch.full((count,), torch.nan), torch.full((count,), torch.nan)
+    bias = _bias(checkpoint, head)
+    with safe_open(head.file, framework="pt") as file:
+        weights = file.get_slice(head.name)
+        for begin in range(0, vocabulary, VOCABULARY_BLOCK):
+            end = min(begin + VOCABULARY_BLOCK, vocabulary)
+            block = weights[begin:end].float().T
+            for first in range(0, count, ROW_BLOCK):
+                part = slice(first, first + ROW_BLOCK)
+                logits = positions.rows[part] @ block
+                if bias is not None:
+                    logits += bias[begin:end]
+                logits = _finished(logits, checkpoint.config.raw)
+                largest[part] = torch.maximum(largest[part], logits.amax(1))
+                log_sum[part] = torch.logaddexp(log_sum[part], logits.logsumexp(1))
+                for wanted, found in ((positions.top1, of_top1), (positions.tokens, of_token)):
+                    inside = (wanted[part] >= begin) & (wanted[part] < end)
+                    column = (wanted[part] - begin).clamp(0, end - begin - 1)
+                    picked = logits.gather(1, column[:, None])[:, 0]
+                    found[part] = torch.where(inside, picked, found[part])
+    return largest, log_sum, of_top1, of_token
+
+
+def _bias(checkpoint: Checkpoint, head: TensorEntry) -> torch.Tensor | None:
+    entry = checkpoint.tensors.get(head.name.removesuffix("weight") + "bias")
+    return None if entry is None else checkpoint.load(entry).float()
+
+
+def _finished(logits: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    """What some models do to their logits: scale them (Cohere multiplies, Granite divides), squash them (Gemma 2)."""
+    if config.get("logit_scale"):
+        logits = logits * config["logit_scale"]
+    if config.get("logits_scaling"):
+        logits = logits / config["logits_scaling"]
+    if cap := config.get("final_logit_softcapping"):
+        logits = torch.tanh(logits / cap) * cap
+    return logits
