@@ -31,6 +31,10 @@ places, and the normed state was rounded before. The share is twice that. It is 
 the first and the second: the figures of wrong states hardly move with it.
 """
 
+LEAD = 0.125
+"""Share of the largest logit's lead over the average one by which the server's choice may lie below it, at most and
+not quite: states of zeros give equal logits, which agree with no choice."""
+
 EPSILON_KEYS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
 PLAIN_DTYPES = ("BF16", "F16", "F32")
 ONE_PLUS_WEIGHT = ("gemma", "gemma2", "gemma3", "recurrent_gemma", "vaultgemma", "qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -66,6 +70,18 @@ class _Positions:
     logprobs: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Logits:
+    """Of every position, float32 [P]: the largest logit, the average, the logarithm of the sum of exponentials, the
+    logit of the server's most likely token, and that of the token that follows."""
+
+    largest: torch.Tensor
+    average: torch.Tensor
+    log_sum: torch.Tensor
+    of_top1: torch.Tensor
+    of_token: torch.Tensor
+
+
 def check(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]) -> ReplayFigures:
     """Replay the last slot of all ``samples``; ``final`` is ``pre_norm`` or ``post_norm``.
 
@@ -78,9 +94,10 @@ def check(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]) -> 
     for what in (positions.top1, positions.tokens):
         if int(what.max()) >= vocabulary:
             raise ReplayImpossible(f"token {int(what.max())} is beyond the {vocabulary} rows of {head.name}")
-    largest, log_sum, of_top1, of_token = _logits(checkpoint, head, vocabulary, positions)
-    agrees = of_top1 >= largest - ROUNDING * torch.maximum(largest.abs(), of_top1.abs())
-    difference = (of_token - log_sum - positions.logprobs).abs()
+    logits = _logits(checkpoint, head, vocabulary, positions)
+    behind = logits.largest - logits.of_top1
+    agrees = (behind <= ROUNDING * logits.largest.abs()) & (behind < LEAD * (logits.largest - logits.average))
+    difference = (logits.of_token - logits.log_sum - positions.logprobs).abs()
     return ReplayFigures(
         agreement=float(agrees.double().mean()),
         tokens=agrees.numel(),
@@ -162,14 +179,10 @@ def _is(model_type: str, types: tuple[str, ...]) -> bool:
     return model_type.removesuffix("_text") in types
 
 
-def _logits(
-    checkpoint: Checkpoint, head: TensorEntry, vocabulary: int, positions: _Positions
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of every position, float32 [P]: the largest logit, the logarithm of the sum of their exponentials, the logit
-    of the server's most likely token, and that of the token that follows. One block of the vocabulary and of the rows
-    is in memory at a time."""
+def _logits(checkpoint: Checkpoint, head: TensorEntry, vocabulary: int, positions: _Positions) -> _Logits:
+    """One block of the vocabulary and of the rows is in memory at a time."""
     count = len(positions.tokens)
-    largest, log_sum = torch.full((count,), -torch.inf), torch.full((count,), -torch.inf)
+    largest, log_sum, total = torch.full((count,), -torch.inf), torch.full((count,), -torch.inf), torch.zeros(count)
     of_top1, of_token = torch.full((count,), torch.nan), torch.full((count,), torch.nan)
     bias = _bias(checkpoint, head)
     with safe_open(head.file, framework="pt") as file:
@@ -184,13 +197,14 @@ def _logits(
                     logits += bias[begin:end]
                 logits = _finished(logits, checkpoint.config.raw)
                 largest[part] = torch.maximum(largest[part], logits.amax(1))
+                total[part] += logits.sum(1)
                 log_sum[part] = torch.logaddexp(log_sum[part], logits.logsumexp(1))
                 for wanted, found in ((positions.top1, of_top1), (positions.tokens, of_token)):
                     inside = (wanted[part] >= begin) & (wanted[part] < end)
                     column = (wanted[part] - begin).clamp(0, end - begin - 1)
                     picked = logits.gather(1, column[:, None])[:, 0]
                     found[part] = torch.where(inside, picked, found[part])
-    return largest, log_sum, of_top1, of_token
+    return _Logits(largest, total / vocabulary, log_sum, of_top1, of_token)
 
 
 def _bias(checkpoint: Checkpoint, head: TensorEntry) -> torch.Tensor | None:
