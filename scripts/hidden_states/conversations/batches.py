@@ -1,6 +1,7 @@
 """Rows → samples, a batch at a time: the tokenizer is fastest on many texts at once."""
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -72,11 +73,35 @@ class BatchTokenizer:
     def _spans(self) -> SpanFinder:
         return SpanFinder(self.renderer)
 
-    def __call__(self, rows: list[Row]) -> list[Sample | Rejected]:
-        """One result a row, in order. Raises UserError when the model has no chat template and a row needs it."""
+    def results(self, batches: Iterable[list[Row]]) -> Iterator[list[tuple[Row, Sample | Rejected]]]:
+        """Each batch with one result a row, in order.
+
+        The tokenizer encodes one batch in a thread, on every core, while the next one is rendered here. Raises
+        UserError when the model has no chat template and a row needs it.
+        """
+        with ThreadPoolExecutor(1) as encoder:
+            waiting = None
+            for rows in batches:
+                read = self._read_all(rows)
+                texts = [result.text for result in read if isinstance(result, _Rendered)]
+                encoding = encoder.submit(self._encode, texts)
+                if waiting is not None:
+                    yield self._finish(*waiting)
+                waiting = (rows, read, encoding)
+            if waiting is not None:
+                yield self._finish(*waiting)
+
+    def _read_all(self, rows: list[Row]) -> list[_Rendered | TokenIds | Rejected]:
         read = [self._attempt(self._read, row) for row in rows]
-        texts = [result.text for result in read if isinstance(result, _Rendered)]
-        encoded = iter(self._encode(texts))
+        first = next((result for result in read if isinstance(result, _Rendered)), None)
+        if first is not None and not self.renderer.agrees(first.conversation):
+            read = [self._attempt(self._read, row) for row in rows]
+        return read
+
+    def _finish(
+        self, rows: list[Row], read: list[_Rendered | TokenIds | Rejected], encoding: Future[list[Any]]
+    ) -> list[tuple[Row, Sample | Rejected]]:
+        encoded = iter(encoding.result())
         results = []
         for result in read:
             if isinstance(result, _Rendered):
@@ -84,7 +109,7 @@ class BatchTokenizer:
             elif isinstance(result, TokenIds):
                 result = self._attempt(self._ids_sample, result)
             results.append(result)
-        return results
+        return list(zip(rows, results, strict=True))
 
     def _attempt(self, step: Any, *arguments: Any) -> Any:
         try:

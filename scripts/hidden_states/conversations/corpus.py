@@ -126,15 +126,15 @@ def _read_all(files: list[Path], tokenize: BatchTokenizer, spool: Spool, results
         atomic_path(results.rejected) as temporary,
         pyarrow.parquet.ParquetWriter(temporary, REJECTED_SCHEMA, compression="zstd") as rejected,
     ):
-        for batch in batches(rows):
-            outcome = list(zip(batch, tokenize(batch), strict=True))
+        for outcome in tokenize.results(batches(rows)):
             for row, result in outcome:
                 counts.add(row, result)
             accepted = [(row, result) for row, result in outcome if isinstance(result, Sample)]
             spool.add(accepted)
             _write_rejected(rejected, [(row, result) for row, result in outcome if isinstance(result, Rejected)])
             tokens = sum(sample.input_ids.size for _, sample in accepted)
-            progress.add(sum(row.num_bytes for row in batch), tokens=tokens)
+            progress.add(sum(row.num_bytes for row, _ in outcome), tokens=tokens)
+    progress.add(max(0, progress.total - progress.done))  # white space and commas between rows
     progress.finish()
     return counts
 

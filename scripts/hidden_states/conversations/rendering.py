@@ -1,17 +1,22 @@
 """Rendering with the model's own chat template."""
 
 import json
+import logging
 import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from hidden_states.conversations.messages import texts
 from hidden_states.conversations.reasons import Rejected
 from hidden_states.conversations.shapes import Conversation
+from hidden_states.conversations.template_engine import compile_template
 from hidden_states.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 Messages = list[dict[str, Any]]
 
@@ -37,6 +42,8 @@ class Renderer:
             )
         source = json.dumps(template)
         self._variables = {"strftime_now": TEMPLATE_DATE.strftime} if "strftime_now" in source else {}
+        self._special = dict(tokenizer.special_tokens_map)
+        self._compiled = self._compile()
         control = [
             token.content
             for token in tokenizer.added_tokens_decoder.values()
@@ -52,21 +59,73 @@ class Renderer:
     def __call__(self, messages: Messages, tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
         """The text of ``messages``. Raises Rejected with the template's own words."""
         try:
-            return self.tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **self._variables,
-            )
+            if self._compiled is not None and messages:
+                return self._compiled(self.variables(messages, tools, add_generation_prompt))
+            return self._apply(messages, tools, add_generation_prompt)
         except Exception as error:  # a template can raise anything
             words = " ".join(str(error).split()) or "no message"
             raise Rejected("template_error", f"{type(error).__name__}: {words[:300]}") from None
 
-    def template(self, tools: list[dict[str, Any]] | None) -> tuple[str, dict[str, Any]]:
-        """The template's source and the variables it gets beside the messages."""
-        source = self.tokenizer.get_chat_template(None, tools)
-        return source, {**self.tokenizer.special_tokens_map, **self._variables}
+    def template(self, tools: list[dict[str, Any]] | None) -> str:
+        """The template's source; a model may have one of its own for conversations with tools."""
+        template = self.tokenizer.chat_template
+        return template if isinstance(template, str) else self.tokenizer.get_chat_template(None, tools)
+
+    def variables(
+        self, messages: Messages, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> dict[str, Any]:
+        """Everything that the template gets."""
+        return {
+            **self._special,
+            **self._variables,
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+    def agrees(self, conversation: Conversation) -> bool:
+        """Whether this conversation's text is what the tokenizer's own ``apply_chat_template`` gives; should they ever
+        differ, the tokenizer's is used from then on."""
+        if self._compiled is None:
+            return True
+        for generation_prompt in (False, True):
+            arguments = (conversation.messages, conversation.tools, generation_prompt)
+            try:
+                own = self._apply(*arguments)
+            except Exception:  # a template can raise anything, and so must ours
+                own = None
+            try:
+                ours = self._compiled(self.variables(*arguments))
+            except Exception:
+                ours = None
+            if own != ours:
+                log.warning("chat template: rendering differs from that of transformers, which is used from here on")
+                self._compiled = None
+                return False
+        return True
+
+    def _compile(self) -> Callable[[dict[str, Any]], str] | None:
+        """The one template compiled; None for a tokenizer that renders in its own way."""
+        from transformers import PreTrainedTokenizerBase
+
+        template = self.tokenizer.chat_template
+        is_plain = type(self.tokenizer).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
+        if not is_plain or not isinstance(template, str):
+            return None
+        try:
+            return compile_template(template)
+        except Exception:  # then let transformers say what is wrong with it
+            return None
+
+    def _apply(self, messages: Messages, tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **self._variables,
+        )
 
     def whole(self, conversation: Conversation) -> tuple[str, Messages]:
         """The text of the conversation, and the messages as the template took them.

@@ -64,6 +64,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 def _values(path: Path, stream: BinaryIO) -> Iterator[tuple[Any, int]]:
     start = _skip_mark_and_white(stream)
+    stream.seek(start)
     first = stream.read(1)
     stream.seek(start)
     if first == b"[":

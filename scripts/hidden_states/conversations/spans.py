@@ -28,10 +28,9 @@ class SpanFinder:
         Raises Rejected.
         """
         answers = conversation.assistant_turns
-        template, variables = self._render.template(conversation.tools)
+        template = self._render.template(conversation.tools)
         if has_markers(template):
-            variables |= {"messages": messages, "tools": conversation.tools, "documents": None}
-            spans = marked_spans(template, variables | {"add_generation_prompt": False}, text)
+            spans = marked_spans(template, self._render.variables(messages, conversation.tools, False), text)
             if spans is not None and len(spans) == len(answers):
                 _require_words(messages, answers, spans, text)
             if spans is not None:

@@ -14,8 +14,8 @@ from hidden_states.layout import Results
 from hidden_states.store.state_file import NO_CHECKSUM, StateHeader
 from hidden_states.store.store import Store
 
-V1_EXTRA_BYTES_PER_TOKEN = 16
-"""speculators-v1 keeps ids and mask as int64 beside the states."""
+V1_EXTRA_BYTES_PER_TOKEN = 8
+"""speculators-v1 keeps the loss mask, as int64, beside ids and states."""
 
 
 class Specification(Protocol):

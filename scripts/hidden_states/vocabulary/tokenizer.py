@@ -35,7 +35,7 @@ def load_tokenizer(model: Path, trust_remote_code: bool) -> "PreTrainedTokenizer
         tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
     except Exception as error:  # remote code and file readers raise whatever they like
         raise UserError(
-            f"{model}: its tokenizer cannot be loaded ({_first_line(error)}). Complete the folder; if the tokenizer "
+            f"{model}: its tokenizer cannot be loaded ({_words(error)}). Complete the folder; if the tokenizer "
             "comes with Python code of its own that you trust, set model.trust_remote_code: true."
         ) from error
     _check_class(model, type(tokenizer).__name__, config)
@@ -114,5 +114,5 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,71 @@
+"""Bytes that a run still needs."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import pytest
+from hidden_states.errors import UserError
+from hidden_states.layout import Results
+from hidden_states.store.disk_plan import check_free_space, free_bytes, plan_disk, readable
+from hidden_states.store.store import Store
+
+SPECIFICATION = SimpleNamespace(fingerprint="a" * 32, layers=(2,), final="pre_norm", dtype="BF16", hidden_size=4)
+KEYS = [f"{index:032x}" for index in (1 << 64, 2 << 64, 1 << 64)]
+TOKENS = numpy.array([10, 20, 10], dtype=numpy.int32)
+
+
+def state_bytes(num_tokens: int) -> int:
+    return 1024 + num_tokens * (2 * 4 * 2 + 8)
+
+
+def plan(tmp_path: Path, link: str = "hard", formats: tuple[str, ...] = ("speculators",), concurrency: int = 1):
+    settings = {"extraction": {"concurrency": concurrency}, "packaging": {"formats": list(formats), "link": link}}
+    return plan_disk(settings, Results(tmp_path), SPECIFICATION, [(KEYS[:2], TOKENS[:2]), (KEYS[2:], TOKENS[2:])])
+
+
+def test_a_sample_that_occurs_twice_is_stored_once(tmp_path: Path) -> None:
+    found = plan(tmp_path)
+    assert (found.num_samples, found.num_states) == (3, 2)
+    assert found.states_bytes == state_bytes(10) + state_bytes(20)
+    assert found.bytes_needed == found.states_bytes + state_bytes(20)
+
+
+def test_what_the_store_has_in_the_right_size_is_not_needed_again(tmp_path: Path) -> None:
+    path = Store(Results(tmp_path), "a" * 32).path(KEYS[0])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(state_bytes(10)))
+    assert plan(tmp_path).states_bytes == state_bytes(20)
+    path.write_bytes(bytes(state_bytes(10) - 1))
+    assert plan(tmp_path).num_states == 2
+
+
+def test_in_flight_is_bounded_by_what_is_missing(tmp_path: Path) -> None:
+    assert plan(tmp_path, concurrency=100).dump_bytes == state_bytes(10) + state_bytes(20)
+
+
+def test_formats_that_copy_are_counted_for_every_sample_less_what_is_there(tmp_path: Path) -> None:
+    copies = 2 * state_bytes(10) + state_bytes(20)
+    assert plan(tmp_path, link="copy").copies_bytes == copies
+    assert plan(tmp_path, formats=("speculators", "speculators-v1")).copies_bytes == 40 * (16 + 16)
+    (tmp_path / "dataset" / "speculators").mkdir(parents=True)
+    (tmp_path / "dataset" / "speculators" / "hs_0.safetensors").write_bytes(bytes(100))
+    assert plan(tmp_path, link="copy").copies_bytes == copies - 100
+
+
+def test_too_little_space_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    results = Results(tmp_path / "not" / "there" / "yet")
+    check_free_space(results, 0)
+    with pytest.raises(UserError, match=r"needs 8\.0 PB .*8,000,000,000,000,000 bytes.*are free"):
+        check_free_space(results, 8_000_000_000_000_000)
+    assert free_bytes(results) > 0
+
+
+def test_bytes_are_readable() -> None:
+    assert [readable(number) for number in (0, 999, 1000, 999_960, 57_344_000_000)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.0 kB",
+        "1.0 MB",
+        "57.3 GB",
+    ]
