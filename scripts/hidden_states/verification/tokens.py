@@ -1,0 +1,50 @@
+"""Token files in full: what the summary recorded of them, and every row's ids against its key."""
+
+import json
+from typing import Any
+
+from hidden_states.errors import UserError
+from hidden_states.layout import Results
+from hidden_states.store.checksums import file_checksum
+from hidden_states.store.state_file import sample_key
+from hidden_states.store.tokens import check_token_file, iterate_samples
+from hidden_states.verification.findings import Findings
+from hidden_states.verification.pool import parallel
+
+
+def check_tokens(results: Results, chunks: list[str], findings: Findings) -> set[str]:
+    """Check the token files of ``chunks``, the rejected rows and the summary; return the chunks that are in order."""
+    try:
+        summary: dict[str, Any] = json.loads(results.summary.read_text(encoding="utf-8"))
+        recorded = {name: entry["checksum"] for name, entry in summary["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        findings.token_file(results.summary.name, results.summary, f"cannot be read ({error})")
+        return set()
+    rejected = results.rejected.name
+    if rejected in recorded and (problem := _against(results.rejected, recorded[rejected])):
+        findings.token_file(rejected, results.rejected, problem)
+    good = set()
+    for chunk, problem in parallel(lambda chunk: _problem(results, chunk), chunks):
+        if problem is None:
+            good.add(chunk)
+        else:
+            findings.token_file(results.tokens(chunk).name, results.tokens(chunk), problem)
+    return good
+
+
+def _against(path: Any, checksum: str) -> str | None:
+    try:
+        return None if file_checksum(path) == checksum else "changed since it was written"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _problem(results: Results, chunk: str) -> str | None:
+    try:
+        check_token_file(results, chunk)
+        for sample in iterate_samples(results.tokens(chunk)):
+            if sample_key(sample.token_ids.astype("<i8").tobytes()) != sample.key:
+                return f"the ids of sample {sample.sample_id} are not those of its key"
+    except UserError as error:
+        return str(error).split(";")[0]
+    return None
