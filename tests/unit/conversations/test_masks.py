@@ -61,11 +61,24 @@ def test_the_mask_agrees_with_character_offsets(outcome, tokenizer_of, template:
     assert outcome(template, row).loss_mask.tolist() == expected
 
 
+def test_markers_are_not_used_where_looking_for_them_changes_the_text(masked) -> None:
+    """Here the template counts the characters of its marked block."""
+    counting = MARKED.replace("{% generation %}", "{% set said %}{% generation %}").replace(
+        "{% endgeneration %}", "{% endgeneration %}{% endset %}{{ said | length }}:{{ said }}"
+    )
+    assert masked(counting, chat(("user", "a"), ("assistant", "b" * 93))) == [f"100:{'b' * 93}<|end|>"]
+    assert masked(counting, chat(("user", "a"), ("assistant", "b" * 92))) == [f"99:{'b' * 92}<|end|>"]
+
+
 def test_a_template_that_rewrites_history_is_rejected_only_where_it_does(outcome, masked) -> None:
     thinking = chat(
         ("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d")
     )
-    assert outcome(FORGETTING, thinking).reason == "mask_ambiguous"
+    rejected = outcome(FORGETTING, thinking)
+    assert (rejected.reason, rejected.detail) == (
+        "mask_ambiguous",
+        "the template changes turn 1 when later turns follow",
+    )
     last_only = {"messages": thinking["messages"][:2]}
     assert masked(FORGETTING, last_only) == ["<think>x</think>b<|end|>"]
 
