@@ -37,7 +37,7 @@ def run(settings: dict[str, Any], results: Results, arguments: argparse.Namespac
     except UserError as error:
         raise UserError(f"{error} Run: {command}") from None
     findings = verified.findings
-    print(f"verified {verified.states:,} states, {verified.bytes:,} bytes, of {results.root}")
+    print(f"{results.root}: {verified.states:,} states of {verified.bytes:,} bytes in the manifests")
     for note in findings.notes:
         print(f"note: {note}")
     if verified.failed:

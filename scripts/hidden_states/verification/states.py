@@ -129,7 +129,7 @@ def _problem(results: Results, row: Row, in_full: bool, kind: Kind) -> str | Non
         state: CheckedFile = check_state_file(path, None) if in_full else read_header(path, None)
         compare_with_state(row, state, kind)
     except StateFileError as error:
-        return str(error)
+        return _short(path, error)
     return None
 
 
@@ -137,10 +137,15 @@ def _content_problem(path: Path) -> str | None:
     try:
         header = check_state_file(path, None).header
     except StateFileError as error:
-        return str(error)
+        return _short(path, error)
     place = (path.parents[1].name, path.name.split(".")[0])
     return None if (header.fingerprint, header.key) == place else f"foreign: it is the state of {header.key}"
 
 
 def _stored_problem(file: StoredFile) -> str | None:
     return "foreign: no file of the store has such a name" if file.foreign else _content_problem(file.path)
+
+
+def _short(path: Path, error: StateFileError) -> str:
+    """The error without the path, which is named beside it."""
+    return str(error).replace(f"{path} ", "the file ").replace(f"{path}: ", "")

@@ -36,7 +36,7 @@ def done(run: Run, options: list[str]) -> Run:
 def test_verify_says_what_is_there_and_how_to_retry_failed_samples(done: Run, options, in_a_run, capsys):
     assert main(["verify", *options, "--repeat-options", "--directory x"]) == 0
     output = capsys.readouterr().out
-    assert "verified 6 states" in output
+    assert "6 states of" in output
     assert "1 samples failed" in output
     assert f"snakemake --cores 8 all --directory x -R {done.results.manifest('0000')}" in output
     assert output.endswith("everything is in order\n")
