@@ -29,6 +29,9 @@ def start_run():
 
 SETTINGS = load_settings()
 CHUNKS = hs.chunk_names(SETTINGS)
+# What runs steps again: one string each, so that the order of keys does not matter.
+TOKEN_TRIGGERS = hs.token_triggers(SETTINGS)
+STATE_TRIGGERS = hs.state_triggers(SETTINGS)
 REPEAT = hs.repeat_options(workflow.overwrite_configfiles, workflow.overwrite_workdir)
 RUN = hs.Run(SETTINGS, REPEAT)
 

@@ -5,8 +5,9 @@
 
 rule extract:
     input:
-        tokens="results/tokens/{chunk}.parquet",
-        # Every start of the server must equal it, but a new one is no reason to extract again.
+        # Ancient: a token file that is made again because it was damaged comes out the same.
+        tokens=ancient("results/tokens/{chunk}.parquet"),
+        # Ancient: every start of the server must equal it, so a new one is no reason to extract again.
         ready=ancient("results/server/ready.json"),
         ticket=lambda wildcards: hs.ticket(wildcards.chunk),
     output:
@@ -20,7 +21,8 @@ rule extract:
     resources:
         server=1,
     params:
-        triggers=hs.state_triggers(SETTINGS),
+        tokens=TOKEN_TRIGGERS,
+        states=STATE_TRIGGERS,
     message:
         "Extract chunk {wildcards.chunk}"
     shell:

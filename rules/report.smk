@@ -3,7 +3,7 @@
 
 rule report:
     input:
-        summary="results/tokens/summary.json",
+        summary=ancient("results/tokens/summary.json"),
         provenance="results/dataset/speculators/provenance.json",
     output:
         page=report(

@@ -17,7 +17,7 @@ rule tokenize:
         "../envs/workflow.yaml"
     threads: workflow.cores  # the tokenizer uses every core
     params:
-        triggers=hs.token_triggers(SETTINGS),
+        tokens=TOKEN_TRIGGERS,
     message:
         "Tokenize the conversations"
     shell:

@@ -3,7 +3,7 @@
 
 rule verify_chunk:
     input:
-        tokens="results/tokens/{chunk}.parquet",
+        tokens=ancient("results/tokens/{chunk}.parquet"),
         manifest="results/chunks/{chunk}/manifest.parquet",
     output:
         qa="results/qa/{chunk}.json",

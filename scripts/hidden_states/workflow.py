@@ -51,11 +51,17 @@ def ticket(name: str) -> list[str]:
 
 
 def token_triggers(settings: dict[str, Any]) -> str:
-    """Everything in the settings that decides what tokenize writes, as one string."""
+    """Everything that decides what tokenize writes, as one string.
+
+    Extract and package have it too, and the token files as `ancient` inputs: a token file that is only repaired comes
+    out the same, and must not run what follows.
+    """
+    corpus = [(file, *_size_and_time(Path(file))) for file in conversation_files(settings)]
     return canonical_json(
         {
             "model": _model(settings),
             "conversations": settings["conversations"],
+            "corpus": _digest(corpus),
             "chunks": settings["extraction"]["chunks"],
         }
     )
@@ -89,9 +95,16 @@ def _stamp(folder: Path) -> str:
     none: its files are inputs. A model that is not here yet has the mark ``absent``."""
     if not folder.is_dir():
         return ABSENT
-    status = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
-    listing = [(name, entry.st_size, entry.st_mtime_ns) for name, entry in status]
-    return hashlib.blake2b(canonical_json(listing).encode(), digest_size=16).hexdigest()
+    return _digest([(path.name, *_size_and_time(path)) for path in sorted(folder.iterdir()) if path.is_file()])
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _digest(content: Any) -> str:
+    return hashlib.blake2b(canonical_json(content).encode(), digest_size=16).hexdigest()
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,123 @@
+"""The configuration: defaults, refusals, paths."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hidden_states.errors import UserError
+from hidden_states.layout import Results
+from hidden_states.settings import check, load, load_demo, model_folder, overlay
+
+OWN = {"model": {"path": "org/model"}, "conversations": {"files": ["a.jsonl"]}}
+
+
+@pytest.fixture
+def schema(repository) -> Path:
+    return repository / "config" / "schema.yaml"
+
+
+def write(folder: Path, content: dict, name: str = "my.yaml") -> Path:
+    (folder / name).write_text(yaml.safe_dump(content))
+    return folder / name
+
+
+def test_every_key_has_a_description_and_a_default(schema):
+    def walk(rule, name):
+        assert rule.get("description"), f"{name} has no description"
+        assert "default" in rule, f"{name} has no default"
+        for key, inner in rule.get("properties", {}).items():
+            walk(inner, f"{name}.{key}")
+
+    walk(yaml.safe_load(schema.read_text()), "config")
+
+
+def test_defaults_are_those_of_the_design(schema):
+    settings = check({}, schema, own=False)
+    assert settings["conversations"] == {
+        "files": ["resources/conversations/demo.jsonl"],
+        "over_length": "reject",
+        "max_tokens": 8192,
+        "min_loss_tokens": 1,
+        "max_rejected": 0.5,
+    }
+    assert settings["extraction"] == {"chunks": 8, "concurrency": 32, "max_failed": 0.001}
+    assert settings["server"]["linger_seconds"] == 60
+    assert settings["self_check"] == {"prompts": 8, "reference": "auto", "min_replay_agreement": 0.95}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"extraction": {"chunk": 3}}, "extraction.chunk is not known; did you mean chunks?"),
+        ({"modle": {}}, "config key modle is not known; did you mean model?"),
+        ({"extraction": {"chunks": 0}}, "config key extraction.chunks: 0 is less than the minimum"),
+        ({"extraction": {"chunks": "eight"}}, "config key extraction.chunks: 'eight' is not of type"),
+        ({"capture": {"layers": "eagle2"}}, "config key capture.layers: 'eagle2' is none of the allowed values"),
+        ({"capture": {"layers": []}}, "config key capture.layers"),
+        ({"conversations": {"files": []}}, "config key conversations.files"),
+        ({"model": []}, "config key model"),
+        ({"server": {"arguments": {"a": {}}}}, "config key server.arguments.a"),
+    ],
+)
+def test_a_wrong_key_or_value_is_refused_by_its_full_name(schema, change, words):
+    with pytest.raises(UserError) as caught:
+        check(change, schema, own=False)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("section", "key"), [("model", "path"), ("conversations", "files")])
+def test_no_demo_value_leaks_into_a_users_own_run(schema, tmp_path, section, key):
+    content = {name: dict(value) for name, value in OWN.items()}
+    del content[section][key]
+    with pytest.raises(UserError, match=f"config key {section}.{key} is missing"):
+        load([write(tmp_path, content)], schema)
+
+
+def test_relative_paths_are_looked_up_beside_the_file_that_has_them(schema, tmp_path):
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    file = write(tmp_path, {"model": {"path": "models/m"}, "conversations": {"files": "data/*.jsonl"}})
+    settings = load([file], schema)
+    assert settings["model"]["path"] == str(tmp_path / "models" / "m")
+    assert settings["conversations"]["files"] == [str(tmp_path / "data" / "*.jsonl")]
+
+
+def test_a_repository_id_stays_as_it_is(schema, tmp_path):
+    assert load([write(tmp_path, OWN)], schema)["model"]["path"] == "org/model"
+
+
+def test_a_later_file_wins_key_by_key(schema, tmp_path):
+    first = write(tmp_path, OWN | {"extraction": {"chunks": 3, "concurrency": 5}})
+    second = write(tmp_path, {"extraction": {"chunks": 4}}, "second.yaml")
+    assert load([first, second], schema)["extraction"] == {"chunks": 4, "concurrency": 5, "max_failed": 0.001}
+
+
+def test_the_demo_is_relative_to_the_repository(schema, repository):
+    settings = load_demo(repository / "config" / "config.yaml", schema, repository)
+    assert settings["conversations"]["files"] == [str(repository / "resources" / "conversations" / "demo.jsonl")]
+    assert settings["model"]["path"] == "demo"
+
+
+def test_overrides_of_the_command_line_are_checked_too(schema, tmp_path):
+    settings = load([write(tmp_path, OWN)], schema)
+    assert overlay(settings, {"extraction": {"chunks": 2}}, schema)["extraction"]["chunks"] == 2
+    with pytest.raises(UserError, match="extraction.chunk is not known"):
+        overlay(settings, {"extraction": {"chunk": 2}}, schema)
+
+
+@pytest.mark.parametrize(("text", "words"), [("a: [", "is not YAML"), ("- 1", "must hold keys and values")])
+def test_a_file_that_is_no_configuration_is_named(schema, tmp_path, text, words):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UserError, match=words) as caught:
+        load([tmp_path / "bad.yaml"], schema)
+    assert "bad.yaml" in str(caught.value)
+
+
+def test_a_model_folder_that_is_not_there_is_named(schema, tmp_path):
+    settings = load([write(tmp_path, OWN | {"model": {"path": "./nowhere"}})], schema)
+    with pytest.raises(UserError, match="there is no folder"):
+        model_folder(settings, Results(tmp_path))
+
+
+def test_the_demo_model_must_have_been_made(schema, tmp_path):
+    with pytest.raises(UserError, match="hidden-states demo-model"):
+        model_folder(check({}, schema, own=False), Results(tmp_path))

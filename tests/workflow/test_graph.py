@@ -1,0 +1,217 @@
+"""What runs, and what runs again, as the real Snakemake sees it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.workflow
+
+
+def extracted(calls: list[str]) -> list[str]:
+    return sorted(call.split()[1] for call in calls if call.startswith("extract"))
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def test_all_runs_every_step_once_and_then_has_nothing_to_do(workflow):
+    code, output = workflow.run("all")
+    assert code == 0, output
+    assert "train on it" in output
+    calls = workflow.calls()
+    assert extracted(calls) == ["0000", "0001", "0002", "0003"]
+    assert [calls.count(verb) for verb in ("demo-model", "tokenize", "start-server", "package", "report")] == [1] * 5
+    assert calls[-1] == "stop-server"
+    code, output = workflow.run("all")
+    assert code == 0
+    assert "Nothing to be done" in output
+    assert workflow.calls() == []
+
+
+def test_one_failing_chunk_leaves_the_others_finished_and_is_all_that_runs_again(workflow):
+    code, _ = workflow.run("all", FAKE_FAIL="0002")
+    assert code != 0
+    assert sorted(path.parent.name for path in workflow.folder.glob("results/chunks/*/manifest.parquet")) == [
+        "0000",
+        "0001",
+        "0003",
+    ]
+    assert extracted(workflow.calls()).count("0002") == 3, "it is retried twice"
+    assert workflow.run("all")[0] == 0
+    assert extracted(workflow.calls()) == ["0002"]
+
+
+def test_forcing_one_manifest_extracts_one_chunk(workflow):
+    assert workflow.run("all")[0] == 0
+    workflow.calls()
+    assert workflow.run("all", "-R", "results/chunks/0003/manifest.parquet")[0] == 0
+    assert extracted(workflow.calls()) == ["0003"]
+
+
+def test_a_missing_manifest_is_made_again_alone(workflow):
+    assert workflow.run("all")[0] == 0
+    workflow.calls()
+    (workflow.folder / "results" / "chunks" / "0001" / "manifest.parquet").unlink()
+    assert workflow.run("all")[0] == 0
+    assert extracted(workflow.calls()) == ["0001"]
+
+
+def test_a_ticket_of_one_chunk_runs_that_chunk_alone_and_only_once(workflow):
+    assert workflow.run("all")[0] == 0
+    workflow.calls()
+    ticket = workflow.folder / "results" / "qa" / "damage" / "0002.json"
+    ticket.parent.mkdir(parents=True)
+    ticket.write_text(json.dumps({"keys": {}}))
+    assert workflow.run("all")[0] == 0
+    assert extracted(workflow.calls()) == ["0002"]
+    assert "Nothing to be done" in workflow.run("all")[1]
+
+
+def test_a_ticket_of_the_dataset_packages_again_and_extracts_nothing(workflow):
+    assert workflow.run("all")[0] == 0
+    workflow.calls()
+    ticket = workflow.folder / "results" / "qa" / "damage" / "dataset.json"
+    ticket.parent.mkdir(parents=True)
+    ticket.write_text("{}")
+    assert workflow.run("all")[0] == 0
+    calls = workflow.calls()
+    assert "package" in calls
+    assert extracted(calls) == []
+
+
+def test_tokens_made_again_with_the_same_content_extract_nothing(workflow):
+    assert workflow.run("all")[0] == 0
+    workflow.calls()
+    ticket = workflow.folder / "results" / "qa" / "damage" / "tokens.json"
+    ticket.parent.mkdir(parents=True)
+    ticket.write_text("{}")
+    assert workflow.run("all")[0] == 0
+    calls = workflow.calls()
+    assert calls == ["tokenize", "stop-server"]
+
+
+def test_changed_conversations_run_everything_again(workflow):
+    corpus = workflow.folder / "corpus.jsonl"
+    corpus.write_text("{}")
+    workflow.config["conversations"] = {"files": [str(corpus)]}
+    assert workflow.run("all")[0] == 0
+    workflow.calls()
+    corpus.write_text("{} ")
+    assert workflow.run("all")[0] == 0
+    assert extracted(workflow.calls()) == ["0000", "0001", "0002", "0003"]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "runs"),
+    [
+        ("extraction", "concurrency", 3, []),
+        ("server", "linger_seconds", 5, []),
+        ("capture", "buffer_memory_gib", 1, []),
+        ("capture", "layers", [1, 2, 3], ["0000", "0001", "0002", "0003"]),
+        ("server", "arguments", {"chunked_prefill_size": 64}, ["0000", "0001", "0002", "0003"]),
+    ],
+)
+def test_only_settings_that_change_states_extract_again(workflow, section, key, value, runs):
+    assert workflow.run("all")[0] == 0
+    workflow.calls()
+    workflow.config.setdefault(section, {})[key] = value
+    assert workflow.run("all")[0] == 0
+    assert extracted(workflow.calls()) == runs
+
+
+def test_swapping_two_keys_of_the_arguments_runs_nothing(workflow):
+    workflow.config["server"] = {"arguments": {"a": 1, "b": 2}}
+    assert workflow.run("all")[0] == 0
+    workflow.config["server"] = {"arguments": {"b": 2, "a": 1}}
+    assert "Nothing to be done" in workflow.run("all")[1]
+
+
+def test_verify_always_runs_alone_and_fails_when_something_is_wrong(workflow):
+    assert workflow.run("all")[0] == 0
+    settings = (workflow.folder / "results" / "config.json").stat()
+    workflow.calls()
+    for code in ("0", "1"):
+        found, output = workflow.run("verify", FAKE_VERIFY=code)
+        assert (found != 0) == (code == "1"), output
+        assert workflow.calls() == ["verify"]
+    assert (workflow.folder / "results" / "config.json").stat() == settings
+
+
+def test_a_second_run_and_a_verify_are_refused_while_one_is_at_work(workflow):
+    first = workflow.start("all", FAKE_SECONDS="8")
+    wait_for(lambda: list(workflow.folder.glob("running.*")))
+    for target in ("all", "verify"):
+        code, output = workflow.run(target)
+        assert code != 0
+        assert f"process {first.pid}) is at work in" in output
+        assert "Traceback" not in output
+    output, _ = first.communicate(timeout=300)
+    assert first.returncode == 0, output
+    calls = workflow.calls()
+    assert "verify" not in calls
+    assert calls.count("stop-server") == 1, "a refused run must not stop the other's server"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_job_outlives_a_run_that_was_ended(workflow, number):
+    process = workflow.start("all", FAKE_SECONDS="300")
+    wait_for(lambda: list(workflow.folder.glob("running.*")))
+    jobs = [int(path.suffix[1:]) for path in workflow.folder.glob("running.*")]
+    os.kill(process.pid, number)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    if number == signal.SIGKILL:
+        pytest.skip("the jobs themselves watch for this: see test_run_watch")
+    wait_for(lambda: not any(psutil.pid_exists(job) for job in jobs), 10)
+    assert workflow.calls()[-1] == "stop-server"
+    assert workflow.run("all")[0] == 0, "the next run goes on"
+
+
+def test_dry_run_of_the_kimi_example_needs_no_weights(workflow):
+    config = workflow.repository / "config" / "kimi-k2.5.yaml"
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "-n",
+        "--directory",
+        str(workflow.folder),
+        "--configfile",
+        str(config),
+    ]
+    result = subprocess.run(command, cwd=workflow.repository, env=workflow.environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "extract" in result.stdout
+
+
+def test_dry_run_of_a_thousand_chunks_plans_them_all(workflow):
+    workflow.config["extraction"]["chunks"] = 1000
+    code, output = workflow.run("-n", "all")
+    assert code == 0
+    assert any(line.split() == ["extract", "1000"] for line in output.splitlines())
+
+
+def test_an_unknown_key_is_refused_before_any_job(workflow):
+    workflow.config["extraction"]["chunck"] = 3
+    code, output = workflow.run("all")
+    assert code != 0
+    assert "extraction.chunck is not known; did you mean chunks?" in output
+    assert workflow.calls() == []
+
+
+def test_workflow_is_lint_clean(workflow):
+    command = [sys.executable, "-m", "snakemake", "--lint"]
+    result = subprocess.run(command, cwd=workflow.repository, env=workflow.environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert Path(workflow.repository / "Snakefile").is_file()
