@@ -1,4 +1,4 @@
-"""The documentation says what the code does: every key with its default, every reject reason, every verb, every link."""
+"""The documentation says what the code does: every key and default, every reject reason, every verb, every link."""
 
 import json
 import re
