@@ -171,7 +171,7 @@ def _weights() -> "dict[str, torch.Tensor]":
             tensors |= mlp(f"{layer}.mlp", c["intermediate_size"])
             continue
         tensors[f"{layer}.mlp.gate.weight"] = linear(experts, hidden)
-        tensors[f"{layer}.mlp.gate.e_score_correction_bias"] = 0.3 * torch.randn(experts, generator=generator)
+        tensors[f"{layer}.mlp.gate.e_score_correction_bias"] = 0.6 * torch.randn(experts, generator=generator)
         for expert in range(experts):
             tensors |= mlp(f"{layer}.mlp.experts.{expert}", c["moe_intermediate_size"])
         tensors |= mlp(f"{layer}.mlp.shared_experts", c["moe_intermediate_size"])

@@ -2,19 +2,19 @@
 
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 import numpy
 import torch
 
-MAX_BUFFERS = 16
-MAX_ROWS = 8192
+MIN_BUFFERS = 16
+MAX_BUFFER_BYTES = 256 << 20
 
 
-@dataclass
+@dataclass(eq=False)
 class Buffer:
-    """``host``: storage dtype [rows, row_width]; ``memory``: the same bytes, uint8 [rows, row_bytes]."""
+    """``host``: storage dtype [rows, row_width]; ``memory``: the same bytes, uint8 [rows, row_bytes].
+    ``users``: segments that still have to be written from it."""
 
     host: torch.Tensor
     memory: numpy.ndarray
@@ -23,47 +23,68 @@ class Buffer:
 
 
 class BufferPool:
-    """At most ``buffer_bytes`` of host memory, in up to 16 buffers made when first needed, pinned for a CUDA device."""
+    """At most ``limit_bytes`` of host memory in buffers of equal size, each made when it is first needed, pinned for
+    a CUDA device.
 
-    def __init__(self, buffer_bytes: int, row_width: int, dtype: torch.dtype, pinned: bool) -> None:
+    Sizes are powers of two, which is what the allocator of pinned memory rounds up to: the bound is then the real one.
+    Raises ValueError when ``limit_bytes`` does not hold two buffers of one row.
+    """
+
+    def __init__(self, limit_bytes: int, row_width: int, dtype: torch.dtype, pinned: bool) -> None:
         row_bytes = row_width * dtype.itemsize
-        self.num_rows = max(1, min(MAX_ROWS, buffer_bytes // MAX_BUFFERS // row_bytes))
-        self.num_buffers = max(1, min(MAX_BUFFERS, buffer_bytes // (self.num_rows * row_bytes)))
+        self._buffer_bytes = max(
+            min(MAX_BUFFER_BYTES, _power_of_two_below(limit_bytes // MIN_BUFFERS)), _power_of_two_above(row_bytes)
+        )
+        self.num_buffers = limit_bytes // self._buffer_bytes
+        if self.num_buffers < 2:
+            raise ValueError(
+                f"SGLANG_HS_BUFFER_BYTES is {limit_bytes:,}; rows of {row_bytes:,} bytes need at least "
+                f"{2 * self._buffer_bytes:,}"
+            )
+        self.num_rows = self._buffer_bytes // row_bytes
         self.wait_seconds = 0.0
-        self._shape, self._dtype, self._pinned = (self.num_rows, row_width), dtype, pinned
+        self._row_width, self._dtype, self._pinned = row_width, dtype, pinned
         self._made = 0
-        self._free: deque[Buffer] = deque()
+        self._free: list[Buffer] = []
         self._condition = threading.Condition()
 
     @property
     def allocated_bytes(self) -> int:
-        return self._made * self._shape[0] * self._shape[1] * self._dtype.itemsize
+        return self._made * self._buffer_bytes
 
     def acquire(self, deadline: float) -> Buffer | None:
         """A free buffer, or None when there is none before ``deadline`` (``time.monotonic`` seconds)."""
         with self._condition:
             if not self._free and self._made < self.num_buffers:
+                buffer = self._make()
                 self._made += 1
-                return self._make()
+                return buffer
             start = time.monotonic()
-            while not self._free:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
+            while not self._free and (left := deadline - time.monotonic()) > 0:
                 self._condition.wait(left)
             self.wait_seconds += time.monotonic() - start
-            return self._free.popleft() if self._free else None
+            # The one freed last: while few are in use, few have their memory touched.
+            return self._free.pop() if self._free else None
 
     def release(self, buffer: Buffer) -> None:
         """One of the buffer's users is done with it; the last one frees it."""
         with buffer.lock:
             buffer.users -= 1
-            if buffer.users:
+            if buffer.users > 0:
                 return
         with self._condition:
             self._free.append(buffer)
             self._condition.notify()
 
     def _make(self) -> Buffer:
-        host = torch.empty(self._shape, dtype=self._dtype, pin_memory=self._pinned)
-        return Buffer(host, host.view(torch.uint8).numpy())
+        memory = torch.empty(self._buffer_bytes, dtype=torch.uint8, pin_memory=self._pinned)
+        rows = memory[: self.num_rows * self._row_width * self._dtype.itemsize].view(self.num_rows, -1)
+        return Buffer(rows.view(self._dtype), rows.numpy())
+
+
+def _power_of_two_below(number: int) -> int:
+    return 1 << (number.bit_length() - 1) if number > 0 else 0
+
+
+def _power_of_two_above(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -78,6 +78,6 @@ def _norm_hook(final: FinalState) -> Any:
         if isinstance(output, tuple):
             final.post_norm, final.pre_norm = output[0], output[1]
         else:
-            final.post_norm, final.pre_norm = output, inputs[0]
+            final.post_norm, final.pre_norm = output, inputs[0] if inputs else None
 
     return hook

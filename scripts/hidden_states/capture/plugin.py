@@ -1,15 +1,18 @@
 """The entry point that SGLang calls in each of its processes."""
 
-import json
 import logging
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from hidden_states.capture.settings import SWITCH, CaptureSettings
+from hidden_states.capture.small_file import write_small_file
 
 log = logging.getLogger(__name__)
+
+SCHEDULER = "sglang.srt.managers.scheduler"
 
 
 def register() -> None:
@@ -36,41 +39,43 @@ def register() -> None:
 
 
 def _is_scheduler() -> bool:
-    process = multiprocessing.current_process()
-    return multiprocessing.parent_process() is not None and "detokenizer" not in process.name.lower()
+    """Whether this is a scheduler process, and not the server's main one or a detokenizer.
+
+    Processes are alike when plug-ins are loaded (they get their names later), but SGLang's scheduler module is the one
+    that loads them here.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == SCHEDULER:
+            return multiprocessing.parent_process() is not None
+        frame = frame.f_back
+    return False
 
 
 class Capture:
     """The hooks; they pass everything through until a model is loaded and its rank is one that writes."""
 
     def __init__(self) -> None:
+        self._prepared = False
         self._recorder: Any = None
 
     def after_load_model(self, result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
-        """Prepare the model and announce the plug-in, or say why it cannot capture."""
-        if self._recorder is not None or getattr(runner, "is_draft_worker", False):
+        """Prepare the model and announce the plug-in, or say why it cannot capture. Later models (a drafter's) are
+        left alone."""
+        if self._prepared or getattr(runner, "is_draft_worker", False):
             return
+        self._prepared = True
         dump = Path(os.environ[SWITCH])
         try:
-            settings = CaptureSettings.from_environment()
-            if str(runner.device) == "cpu":
-                from hidden_states.capture.cpu.mla import register_mla
-
-                register_mla()
-            from hidden_states.capture.model import prepare_model
-
-            model = prepare_model(runner.model, settings.layers)
-            if not _writes():
-                return
-            from hidden_states.capture.recorder import Recorder
-
-            recorder = Recorder(settings, model)
-            _announce(dump / "capture.json", _announcement(settings, model, runner))
-            self._recorder = recorder
+            self._recorder = _prepare(runner, dump)
         except Exception as error:
             # Raising here would only kill the server with a trace; the launcher reads this and refuses the server.
             log.exception("hidden-state capture could not be set up")
-            _announce(dump / "capture.error.json", {"reason": type(error).__name__, "detail": str(error)})
+            try:
+                content = {"reason": type(error).__name__, "detail": str(error)}
+                write_small_file(dump / "capture.error.json", content)
+            except OSError:
+                log.exception("capture.error.json could not be written")
 
     def around_logits(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._recorder is None:
@@ -81,6 +86,25 @@ class Capture:
         if self._recorder is None:
             return original(*args, **kwargs)
         return self._recorder.forward_batch(original, *args, **kwargs)
+
+
+def _prepare(runner: Any, dump: Path) -> Any:
+    """Set the model up; on the rank that writes, announce it and return its recorder. Raises what went wrong."""
+    settings = CaptureSettings.from_environment()
+    if str(runner.device) == "cpu":
+        from hidden_states.capture.cpu.mla import register_mla
+
+        register_mla()
+    from hidden_states.capture.model import prepare_model
+
+    model = prepare_model(runner.model, settings.layers)
+    if not _writes():
+        return None
+    from hidden_states.capture.recorder import Recorder
+
+    recorder = Recorder(settings, model)
+    write_small_file(dump / "capture.json", _announcement(settings, model, runner))
+    return recorder
 
 
 def _writes() -> bool:
@@ -113,9 +137,3 @@ def _announcement(settings: CaptureSettings, model: Any, runner: Any) -> dict[st
         "final": settings.final,
         "buffer_bytes": settings.buffer_bytes,
     }
-
-
-def _announce(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2))
-    temporary.rename(path)

@@ -12,7 +12,11 @@ from hidden_states.store.state_file import HEADER_BYTES, NO_CHECKSUM, StateHeade
 
 
 class StateFileWriter:
-    """Rows arrive in order; checksum and position follow them. Used by one thread."""
+    """Rows arrive in order; checksum and position follow them. Used by one thread.
+
+    ``generation`` tells apart the files of one rid that was begun more than once; ``token_ids``: int64 [num_tokens].
+    Every method but ``discard`` raises OSError.
+    """
 
     def __init__(
         self, settings: CaptureSettings, rid: str, generation: int, token_ids: numpy.ndarray, hidden_size: int
@@ -35,27 +39,35 @@ class StateFileWriter:
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def append(self, rows: numpy.ndarray) -> bool:
-        """Write ``rows``, contiguous uint8 [num_rows, row_bytes]; True when they were the last. Raises OSError."""
+        """Write ``rows``, contiguous uint8 [num_rows, row_bytes]; True when they were the last."""
         data = memoryview(rows).cast("B")
         self._digest.update(data)
         self._write(data)
         return self._offset == HEADER_BYTES + self._header.states_bytes
 
     def finish(self) -> int:
-        """Write ids and header, fsync, rename; returns the bytes of the file. Raises OSError."""
+        """Write ids and header, fsync, rename; returns the bytes of the file."""
         self._digest.update(self._ids)
         self._write(memoryview(self._ids))
         header = dataclasses.replace(self._header, checksum=self._digest.hexdigest())
         os.pwrite(self._descriptor, header.to_bytes(), 0)
         os.fsync(self._descriptor)
-        os.close(self._descriptor)
+        self._close()
         os.rename(self._path, self._final_path)
         return self._offset
 
     def discard(self) -> None:
+        """Remove what was written."""
         with contextlib.suppress(OSError):
-            os.close(self._descriptor)
-        self._path.unlink(missing_ok=True)
+            self._close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        # Never twice: another thread's file may have the number by then.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _write(self, data: memoryview) -> None:
         while data:

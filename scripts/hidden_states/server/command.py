@@ -1,0 +1,60 @@
+"""The command line and the environment of a server."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hidden_states.capture import cpu
+from hidden_states.capture.export import export_plugin
+from hidden_states.layout import Results
+from hidden_states.server.arguments import to_flags
+from hidden_states.server.specification import ServerSpecification
+
+SINK_WAIT_SECONDS = 60
+
+
+def command(specification: ServerSpecification) -> list[str]:
+    """How the server is started, but for its port and what is in its private configuration file."""
+    ours: dict[str, Any] = {
+        "model_path": str(specification.model),
+        "host": "127.0.0.1",
+        "device": specification.device,
+        "disable_radix_cache": True,
+        "skip_server_warmup": True,
+        "trust_remote_code": specification.trust_remote_code,
+        # A replayed CUDA graph would skip the hooks; on the CPU there are none.
+        "disable_prefill_cuda_graph": specification.device == "cuda",
+    }
+    python = [*specification.launcher, "python3"] if specification.launcher else [sys.executable]
+    return [*python, "-m", "sglang.launch_server", *to_flags(ours | specification.arguments)]
+
+
+def environment(
+    specification: ServerSpecification, results: Results, devices: tuple[str, ...], rid_prefix: str
+) -> dict[str, str]:
+    """The variables of the server process; the plug-in's own settings travel in them too."""
+    variables = dict(os.environ)
+    variables |= {
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        "SGLANG_HS_DUMP_DIR": str(results.dump.resolve()),
+        "SGLANG_HS_FINGERPRINT": specification.fingerprint,
+        "SGLANG_HS_LAYERS": ",".join(str(layer) for layer in specification.layers),
+        "SGLANG_HS_FINAL": specification.final,
+        "SGLANG_HS_STORAGE": specification.storage,
+        "SGLANG_HS_RID_PREFIX": rid_prefix,
+        "SGLANG_HS_BUFFER_BYTES": str(specification.buffer_bytes),
+        "SGLANG_HS_WAIT_SECONDS": str(SINK_WAIT_SECONDS),
+    }
+    path: list[Path] = []
+    if specification.device == "cpu":
+        variables["SGLANG_USE_CPU_ENGINE"] = "1"
+        path.append(cpu.pythonpath())
+    else:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(device.rpartition("-")[2] for device in devices)
+    if specification.launcher:
+        path.append(export_plugin(results.server.resolve() / "plugin"))
+    if path:
+        own = [variables["PYTHONPATH"]] if variables.get("PYTHONPATH") else []
+        variables["PYTHONPATH"] = os.pathsep.join([*map(str, path), *own])
+    return variables

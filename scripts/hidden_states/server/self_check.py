@@ -1,0 +1,224 @@
+"""The proof, at every start, that the server captures rightly: by logit replay and by a reference forward."""
+
+import json
+import logging
+import secrets
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from hidden_states.checkpoint import Checkpoint
+from hidden_states.errors import UserError
+from hidden_states.layout import Results
+from hidden_states.server.prompts import choose_prompts
+from hidden_states.store.checksums import StateFileError, check_state_file
+from hidden_states.store.state_file import NO_CHECKSUM, StateHeader, sample_key
+
+if TYPE_CHECKING:
+    from hidden_states.server.lease import LeasedServer
+    from hidden_states.verification.samples import CapturedSample
+
+log = logging.getLogger(__name__)
+
+MAX_REFERENCE_MEDIAN = 0.05
+"""Largest median over tokens of a slot's relative error against a float32 forward. A server that computes in bfloat16
+comes to 0.02 at most (mixture of experts, where a token may be routed otherwise); a wrong layer, a second norm or rows
+of another request are above 0.2, multi-head latent attention gone wrong on the CPU above 5."""
+REQUEST_TIMEOUT_SEC = 600
+FILE_TIMEOUT_SEC = 120
+DEFAULT_PREFILL_CHUNK = 8192
+
+
+def run_self_check(
+    server: "LeasedServer", settings: dict[str, Any], results: Results, info: dict[str, Any]
+) -> dict[str, Any]:
+    """Send the prompts, compare what was captured, return the figures for ready.json (rounded).
+
+    ``info``: the server's own ``/server_info``. Raises UserError, saying what differs, when the capture is wrong.
+    """
+    chunk = info.get("chunked_prefill_size") or DEFAULT_PREFILL_CHUNK
+    prompts = choose_prompts(
+        results,
+        settings["extraction"]["chunks"],
+        settings["self_check"]["prompts"],
+        chunk if chunk > 0 else DEFAULT_PREFILL_CHUNK,
+        server.max_req_input_len,
+    )
+    log.info("self-check: %d prompts, the longest of %d tokens", 1 + len(prompts.together), _longest(prompts.together))
+    stranger = f"stranger-{secrets.token_hex(6)}"
+    rids = [f"{server.rid_prefix}check-{secrets.token_hex(6)}" for _ in range(1 + len(prompts.together))]
+    samples = [_captured(server, rids[0], prompts.alone)]
+    with ThreadPoolExecutor(len(prompts.together) + 1) as pool:
+        # Somebody else's request, in the midst of ours: it must leave nothing.
+        untagged = pool.submit(_generate, server, stranger, prompts.alone)
+        samples += pool.map(lambda pair: _captured(server, *pair), zip(rids[1:], prompts.together, strict=True))
+        untagged.result()
+    _refuse_strangers(server.dump)
+    figures: dict[str, Any] = {
+        "prompts": len(samples),
+        "tokens": sum(sample.token_ids.size for sample in samples),
+        "longest": max(sample.token_ids.size for sample in samples),
+    }
+    checkpoint = Checkpoint(server.specification.model)
+    figures["replay"] = _replay(checkpoint, server, settings, samples)
+    figures["reference"] = _reference(checkpoint, server, settings, samples)
+    return figures
+
+
+def _longest(prompts: list[numpy.ndarray]) -> int:
+    return max(prompt.size for prompt in prompts)
+
+
+def _captured(server: "LeasedServer", rid: str, token_ids: numpy.ndarray) -> "CapturedSample":
+    """Send one prompt and read what was captured of it; the file is removed."""
+    from safetensors import safe_open
+
+    from hidden_states.verification.samples import CapturedSample
+
+    meta = _generate(server, rid, token_ids)["meta_info"]
+    path = _await_file(server, rid)
+    specification = server.specification
+    expected = StateHeader(
+        key=sample_key(token_ids.astype("<i8").tobytes()),
+        fingerprint=specification.fingerprint,
+        layers=specification.layers,
+        final=specification.final,
+        dtype=specification.dtype,
+        num_tokens=token_ids.size,
+        hidden_size=specification.hidden_size,
+        checksum=NO_CHECKSUM,
+    )
+    try:
+        check_state_file(path, expected, token_ids)
+    except StateFileError as error:
+        raise UserError(f"self-check: the state of a prompt of {token_ids.size} tokens is wrong: {error}.") from error
+    with safe_open(path, framework="pt") as file:
+        states = file.get_tensor("hidden_states").clone()
+    path.unlink()
+    return CapturedSample(
+        token_ids=token_ids,
+        states=states,
+        top1=[entry[0][1] if entry else None for entry in meta["input_top_logprobs"]],
+        logprobs=[entry[0] for entry in meta["input_token_logprobs"]],
+    )
+
+
+def _generate(server: "LeasedServer", rid: str, token_ids: numpy.ndarray) -> dict[str, Any]:
+    body = {
+        "input_ids": token_ids.tolist(),
+        "rid": rid,
+        "sampling_params": {"max_new_tokens": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 1,
+    }
+    request = urllib.request.Request(
+        f"{server.url}/generate",
+        json.dumps(body).encode(),
+        {**server.headers, "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_SEC) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        words = error.read().decode(errors="replace")[:500]
+        raise UserError(
+            f"self-check: the server refused a prompt of {token_ids.size} tokens: HTTP {error.code}: {words}"
+        ) from error
+    except OSError as error:
+        why = server.why_died() if not server.alive() else str(error)
+        raise UserError(f"self-check: no answer to a prompt of {token_ids.size} tokens: {why}") from error
+
+
+def _await_file(server: "LeasedServer", rid: str) -> Path:
+    path, error = server.dump / f"{rid}.safetensors", server.dump / f"{rid}.error.json"
+    deadline = time.monotonic() + FILE_TIMEOUT_SEC
+    while not path.exists():
+        if error.exists():
+            content = json.loads(error.read_text(encoding="utf-8"))
+            raise UserError(f"self-check: a prompt was not captured: {content['reason']}: {content['detail']}.")
+        if time.monotonic() > deadline:
+            raise UserError(f"self-check: the server answered, but wrote no state within {FILE_TIMEOUT_SEC} s.")
+        time.sleep(0.02)
+    return path
+
+
+def _refuse_strangers(dump: Path) -> None:
+    foreign = [path.name for path in dump.iterdir() if not path.name.startswith("capture")]
+    if foreign:
+        raise UserError(f"self-check: a request that was not tagged left {foreign[0]} in {dump}: the capture is wrong.")
+
+
+def _replay(
+    checkpoint: Checkpoint, server: "LeasedServer", settings: dict[str, Any], samples: list["CapturedSample"]
+) -> dict[str, Any]:
+    from hidden_states.verification import replay
+
+    try:
+        found = replay.check(checkpoint, server.specification.final, samples)
+    except replay.ReplayImpossible as error:
+        log.warning("self-check: logit replay cannot run: %s", error)
+        return {"impossible": str(error)}
+    least = settings["self_check"]["min_replay_agreement"]
+    log.info(
+        "self-check: replay agrees for %.2f%% of %d tokens (at least %.0f%% are needed)",
+        100 * found.agreement,
+        found.tokens,
+        100 * least,
+    )
+    if found.agreement < least:
+        raise UserError(
+            f"self-check: the captured final state gives the server's own next token for {found.agreement:.1%} of "
+            f"{found.tokens} tokens; {least:.0%} are needed (config key self_check.min_replay_agreement). The final "
+            "slot is not the state that the server's logits come from."
+        )
+    return {
+        "agreement": round(found.agreement, 4),
+        "tokens": found.tokens,
+        "median_abs_logprob_difference": round(found.median_abs_logprob_difference, 4),
+        "max_abs_logprob_difference": round(found.max_abs_logprob_difference, 4),
+    }
+
+
+def _reference(
+    checkpoint: Checkpoint, server: "LeasedServer", settings: dict[str, Any], samples: list["CapturedSample"]
+) -> dict[str, Any]:
+    from hidden_states.verification import reference
+
+    setting, trust = settings["self_check"]["reference"], settings["model"]["trust_remote_code"]
+    if setting == "never":
+        return {"skipped": "config key self_check.reference is never"}
+    fits, why = reference.fits(checkpoint, trust)
+    if not fits:
+        if setting == "always":
+            raise UserError(f"self-check: config key self_check.reference is always, but it cannot run: {why}.")
+        log.warning("self-check: no reference forward: %s", why)
+        return {"skipped": why}
+    specification = server.specification
+    found = reference.check(checkpoint.folder, trust, specification.layers, specification.final, samples)
+    slots = [
+        {
+            "layer": slot.layer,
+            "median": round(slot.median, 4),
+            "max": round(slot.max, 4),
+            "relative_error": round(slot.relative_error, 4),
+        }
+        for slot in found.slots
+    ]
+    log.info(
+        "self-check: relative error against Transformers, median (largest) per token: %s",
+        ", ".join(f"layer {slot['layer']}: {slot['median']:.4f} ({slot['max']:.3f})" for slot in slots),
+    )
+    wrong = [slot for slot in slots if not slot["median"] <= MAX_REFERENCE_MEDIAN]
+    if wrong:
+        raise UserError(
+            f"self-check: slot of layer {wrong[0]['layer']} differs from a Transformers forward by "
+            f"{wrong[0]['median']:.3f} in median over tokens; {MAX_REFERENCE_MEDIAN} is allowed. All slots: "
+            + ", ".join(f"layer {slot['layer']}: {slot['median']:.3f}" for slot in slots)
+        )
+    return {"slots": slots}
