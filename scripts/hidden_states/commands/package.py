@@ -14,8 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(settings: dict[str, Any], results: Results, arguments: argparse.Namespace) -> None:
-    """Package every format of ``packaging.formats`` and print where the datasets are."""
-    from hidden_states.packaging.closing import closing_lines
+    """Package every format of ``packaging.formats``."""
     from hidden_states.packaging.speculators import FORMAT, package
     from hidden_states.settings import model_folder
 
@@ -23,4 +22,3 @@ def run(settings: dict[str, Any], results: Results, arguments: argparse.Namespac
         if name != FORMAT:
             raise UserError(f"config key packaging.formats: {name} is not available yet; use [{FORMAT}].")
     package(settings, results, model_folder(settings, results))
-    print("\n".join(closing_lines(results)))
