@@ -5,10 +5,8 @@
 
 rule extract:
     input:
-        # Ancient: a token file that is made again because it was damaged comes out the same.
-        tokens=ancient("results/tokens/{chunk}.parquet"),
-        # Ancient: every start of the server must equal it, so a new one is no reason to extract again.
-        ready=ancient("results/server/ready.json"),
+        tokens=of_tokenize("results/tokens/{chunk}.parquet"),
+        ready="results/server/ready.json",
         ticket=lambda wildcards: hs.ticket(wildcards.chunk),
     output:
         manifest="results/chunks/{chunk}/manifest.parquet",
@@ -21,8 +19,7 @@ rule extract:
     resources:
         server=1,
     params:
-        tokens=TOKEN_TRIGGERS,
-        states=STATE_TRIGGERS,
+        triggers=STATE_TRIGGERS,
     message:
         "Extract chunk {wildcards.chunk}"
     shell:

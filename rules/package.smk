@@ -4,8 +4,8 @@
 
 rule package:
     input:
-        tokens=ancient(expand("results/tokens/{chunk}.parquet", chunk=CHUNKS)),
-        summary=ancient("results/tokens/summary.json"),
+        tokens=of_tokenize(expand("results/tokens/{chunk}.parquet", chunk=CHUNKS)),
+        summary=of_tokenize("results/tokens/summary.json"),
         manifests=expand("results/chunks/{chunk}/manifest.parquet", chunk=CHUNKS),
         checked=expand("results/qa/{chunk}.json", chunk=CHUNKS),
         ready=ancient("results/server/ready.json"),
@@ -17,8 +17,7 @@ rule package:
     conda:
         "../envs/workflow.yaml"
     params:
-        tokens=TOKEN_TRIGGERS,
-        packaging=hs.package_triggers(SETTINGS),
+        triggers=hs.package_triggers(SETTINGS),
     message:
         "Package the dataset"
     shell:

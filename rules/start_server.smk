@@ -4,7 +4,7 @@
 
 rule start_server:
     input:
-        summary=ancient("results/tokens/summary.json"),
+        summary=of_tokenize("results/tokens/summary.json"),
     output:
         ready="results/server/ready.json",
     log:
@@ -14,7 +14,7 @@ rule start_server:
     resources:
         server=1,
     params:
-        states=STATE_TRIGGERS,
+        triggers=STATE_TRIGGERS,
     message:
         "Start the server and check what it captures"
     shell:

@@ -17,7 +17,7 @@ rule tokenize:
         "../envs/workflow.yaml"
     threads: workflow.cores  # the tokenizer uses every core
     params:
-        tokens=TOKEN_TRIGGERS,
+        triggers=hs.token_triggers(SETTINGS),
     message:
         "Tokenize the conversations"
     shell:

@@ -27,10 +27,16 @@ they then carry to all later tokens: with 0.5 the median error of some prompts i
 server that takes wrong experts everywhere (without the correction bias, say) is still off by 5 to 25 %."""
 SPECIAL_TOKENS = ("<|begin|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<|pad|>")
 CHAT_TEMPLATE = (
-    "<|begin|>{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
-    "{{ message['content'] }}{{ '<|end|>' }}{% endfor %}"
+    "<|begin|>{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}"
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant', 'tool'] %}"
+    "{{ raise_exception('a turn of ' ~ message['role'] ~ ' is not foreseen') }}{% endif %}"
+    "{{ '<|' + message['role'] + '|>' }}{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}{{ call['function'] | tojson }}{% endfor %}"
+    "{{ '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+"""Only appends: the rendering of the first turns is the beginning of the rendering of all."""
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",

@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import json
 import logging
 import os
 import shlex
@@ -51,20 +52,29 @@ def ticket(name: str) -> list[str]:
 
 
 def token_triggers(settings: dict[str, Any]) -> str:
-    """Everything that decides what tokenize writes, as one string.
-
-    Extract and package have it too, and the token files as `ancient` inputs: a token file that is only repaired comes
-    out the same, and must not run what follows.
-    """
-    corpus = [(file, *_size_and_time(Path(file))) for file in conversation_files(settings)]
+    """Everything in the settings that decides what tokenize writes, as one string."""
     return canonical_json(
         {
             "model": _model(settings),
             "conversations": settings["conversations"],
-            "corpus": _digest(corpus),
             "chunks": settings["extraction"]["chunks"],
         }
     )
+
+
+def only_repairs_tokens(settings: dict[str, Any]) -> bool:
+    """Whether tokenize runs only because `verify` found a token file damaged.
+
+    Then the files come out as they were, and nothing that follows has a reason to run: it takes them as `ancient`.
+    """
+    try:
+        written = RESULTS.summary.stat().st_mtime
+        damaged = RESULTS.ticket("tokens").stat().st_mtime > written
+        before = json.loads(RESULTS.config.read_text(encoding="utf-8"))
+        changed = any(Path(file).stat().st_mtime > written for file in conversation_files(settings))
+        return damaged and not changed and token_triggers(before) == token_triggers(settings)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def state_triggers(settings: dict[str, Any]) -> str:

@@ -136,8 +136,8 @@ def test_a_fault_in_the_capture_fails_its_requests_and_no_more(
     server.generate(ids, rid)
     error = server.error(rid)
     assert (error["rid"], error["reason"]) == (rid, reason)
-    server.generate(later, f"{PREFIX}after-{reason}-{fault[:5]}x")
-    assert_close(server, reference, f"{PREFIX}after-{reason}-{fault[:5]}x", later)
+    server.generate(later, f"{PREFIX}after-{reason}-{fault[:1]}")
+    assert_close(server, reference, f"{PREFIX}after-{reason}-{fault[:1]}", later)
     assert not [name for name in server.names() if name.startswith(f"{rid}.") and not name.endswith(".error.json")]
 
 
@@ -173,5 +173,5 @@ def test_figures_of_the_capture_are_kept(server: CaptureServer) -> None:
     time.sleep(3)
     stats = json.loads((server.dump / "capture_stats.json").read_text())
     assert stats["files"] > 0 and stats["bytes"] > 1024 * stats["files"] and stats["rows"] >= stats["files"]
-    assert 0 < stats["hook_seconds"] < 60 and stats["wait_seconds"] == 0
+    assert 0 < stats["hook_seconds"] < 60 and stats["wait_seconds"] < 1
     assert 0 < stats["buffer_bytes"] <= 4 << 30

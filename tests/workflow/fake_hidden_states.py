@@ -10,6 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+from hidden_states.run_watch import end_with_the_run
+
+end_with_the_run()
 verb, options = sys.argv[1], sys.argv[2:]
 chunk = options[options.index("--chunk") + 1] if "--chunk" in options else ""
 results = Path("results")

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from hidden_states.checkpoint import Checkpoint
 from hidden_states.demo_model import CONVERSATIONS, SPECIAL_TOKENS, corpus, make_demo_model
@@ -46,3 +47,33 @@ def test_tokenizer_maps_special_tokens_and_renders_conversations(demo_model):
     text = tokenizer.decode(tokenizer.apply_chat_template(turns, return_dict=False))
     assert text == "<|begin|><|user|>Grüße 👋<|end|><|assistant|>hello<|end|>"
     assert len(tokenizer) < Checkpoint(demo_model).config.vocab_size
+
+
+def test_template_only_appends_and_renders_tools_and_calls(demo_model):
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}}
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "12:00", "tool_call_id": "1"},
+        {"role": "assistant", "content": "Noon."},
+    ]
+    tools = [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
+
+    def render(count: int, generation_prompt: bool) -> str:
+        return tokenizer.apply_chat_template(
+            turns[:count], tools=tools, add_generation_prompt=generation_prompt, tokenize=False
+        )
+
+    whole = render(len(turns), False)
+    assert '<|assistant|>{"name": "clock", "arguments": {"zone": "UTC"}}<|end|><|tool|>12:00<|end|>' in whole
+    assert whole.startswith('<|begin|><|system|>[{"type": "function"')
+    assert all(whole.startswith(render(count, False)) for count in range(1, len(turns)))
+    assert all(whole.startswith(render(count, True)) for count in (2, 4))
+
+
+def test_template_refuses_a_role_it_does_not_know(demo_model):
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    with pytest.raises(Exception, match="a turn of developer is not foreseen"):
+        tokenizer.apply_chat_template([{"role": "developer", "content": "x"}], tokenize=False)
