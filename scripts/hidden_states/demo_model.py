@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hidden_states.files import write_json, write_text
+from hidden_states.files import atomic_path, write_json, write_text
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ CONFIG = {
 
 
 def make_demo_model(folder: Path, texts: list[str]) -> None:
-    """Write config, weights (bfloat16, about 3 MB), tokenizer and chat template into ``folder``.
+    """Write config, weights (bfloat16, about 5 MB), tokenizer and chat template into ``folder``.
 
     ``texts``: what the tokenizer is trained on. Equal texts give equal bytes.
     """
@@ -103,7 +103,9 @@ def make_demo_model(folder: Path, texts: list[str]) -> None:
     }
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {"eos_token_id": ids["<|end|>"], "do_sample": False})
-    save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    with atomic_path(folder / "model.safetensors") as temporary:
+        save_file(_weights(), temporary, metadata={"format": "pt"})
+        temporary.chmod(0o644)
 
 
 def _write_tokenizer(folder: Path, texts: list[str]) -> dict[str, int]:
