@@ -27,16 +27,10 @@ def start_run():
         raise WorkflowError(str(error)) from None
 
 
-def of_tokenize(path):
-    """Outputs of tokenize as inputs; a token file that is only repaired is not new."""
-    return ancient(path) if ONLY_REPAIRS_TOKENS else path
-
-
 SETTINGS = load_settings()
 CHUNKS = hs.chunk_names(SETTINGS)
 # A changed value runs a step again: one string, so that the order of keys does not matter.
 STATE_TRIGGERS = hs.state_triggers(SETTINGS)
-ONLY_REPAIRS_TOKENS = hs.only_repairs_tokens(SETTINGS)
 REPEAT = hs.repeat_options(workflow.overwrite_configfiles, workflow.overwrite_workdir)
 RUN = hs.Run(SETTINGS, REPEAT)
 

@@ -5,7 +5,7 @@
 
 rule extract:
     input:
-        tokens=of_tokenize("results/tokens/{chunk}.parquet"),
+        tokens="results/tokens/{chunk}.parquet",
         ready="results/server/ready.json",
         ticket=lambda wildcards: hs.ticket(wildcards.chunk),
     output:

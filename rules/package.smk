@@ -4,8 +4,8 @@
 
 rule package:
     input:
-        tokens=of_tokenize(expand("results/tokens/{chunk}.parquet", chunk=CHUNKS)),
-        summary=of_tokenize("results/tokens/summary.json"),
+        tokens=expand("results/tokens/{chunk}.parquet", chunk=CHUNKS),
+        summary="results/tokens/summary.json",
         manifests=expand("results/chunks/{chunk}/manifest.parquet", chunk=CHUNKS),
         checked=expand("results/qa/{chunk}.json", chunk=CHUNKS),
         ready=ancient("results/server/ready.json"),

@@ -3,7 +3,7 @@
 
 rule report:
     input:
-        summary=of_tokenize("results/tokens/summary.json"),
+        summary="results/tokens/summary.json",
         provenance="results/dataset/speculators/provenance.json",
     output:
         page=report(

@@ -4,7 +4,7 @@
 
 rule start_server:
     input:
-        summary=of_tokenize("results/tokens/summary.json"),
+        summary="results/tokens/summary.json",
     output:
         ready="results/server/ready.json",
     log:

@@ -6,7 +6,6 @@ rule tokenize:
     input:
         conversations=hs.conversation_files(SETTINGS),
         model=rules.demo_model.output if SETTINGS["model"]["path"] == "demo" else [],
-        ticket=lambda wildcards: hs.ticket("tokens"),
     output:
         tokens=expand("results/tokens/{chunk}.parquet", chunk=CHUNKS),
         rejected="results/tokens/rejected.parquet",

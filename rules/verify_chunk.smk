@@ -3,7 +3,7 @@
 
 rule verify_chunk:
     input:
-        tokens=of_tokenize("results/tokens/{chunk}.parquet"),
+        tokens="results/tokens/{chunk}.parquet",
         manifest="results/chunks/{chunk}/manifest.parquet",
     output:
         qa="results/qa/{chunk}.json",

@@ -40,6 +40,10 @@ class Results:
     def tokens(self, chunk: str) -> Path:
         return self.root / "tokens" / f"{chunk}.parquet"
 
+    def token_copy(self, chunk: str) -> Path:
+        """A second copy of a token file: a damaged one is made whole from it, without tokenizing anything again."""
+        return self.root / "tokens" / "copy" / f"{chunk}.parquet"
+
     @property
     def ready(self) -> Path:
         return self.root / "server" / "ready.json"
@@ -77,7 +81,7 @@ class Results:
         return self.qa / f"{chunk}.json"
 
     def ticket(self, name: str) -> Path:
-        """Damage found by ``verify``: of a chunk (its name), of the ``dataset`` or of the ``tokens``."""
+        """Damage found by ``verify``: of a chunk (its name) or of the ``dataset``."""
         return self.qa / "damage" / f"{name}.json"
 
     @property

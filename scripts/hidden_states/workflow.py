@@ -2,7 +2,6 @@
 
 import glob
 import hashlib
-import json
 import logging
 import os
 import shlex
@@ -46,7 +45,7 @@ def chunk_names(settings: dict[str, Any]) -> list[str]:
 
 
 def ticket(name: str) -> list[str]:
-    """The ticket of a chunk, of the dataset or of the tokens, once ``verify`` has written one."""
+    """The ticket of a chunk or of the dataset, once ``verify`` has written one."""
     path = RESULTS.ticket(name)
     return [str(path)] if path.is_file() else []
 
@@ -60,21 +59,6 @@ def token_triggers(settings: dict[str, Any]) -> str:
             "chunks": settings["extraction"]["chunks"],
         }
     )
-
-
-def only_repairs_tokens(settings: dict[str, Any]) -> bool:
-    """Whether tokenize runs only because `verify` found a token file damaged.
-
-    Then the files come out as they were, and nothing that follows has a reason to run: it takes them as `ancient`.
-    """
-    try:
-        written = RESULTS.summary.stat().st_mtime
-        damaged = RESULTS.ticket("tokens").stat().st_mtime > written
-        before = json.loads(RESULTS.config.read_text(encoding="utf-8"))
-        changed = any(Path(file).stat().st_mtime > written for file in conversation_files(settings))
-        return damaged and not changed and token_triggers(before) == token_triggers(settings)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def state_triggers(settings: dict[str, Any]) -> str:

@@ -90,17 +90,6 @@ def test_a_ticket_of_the_dataset_packages_again_and_extracts_nothing(workflow):
     assert extracted(calls) == []
 
 
-def test_tokens_made_again_with_the_same_content_extract_nothing(workflow):
-    assert workflow.run("all")[0] == 0
-    workflow.calls()
-    ticket = workflow.folder / "results" / "qa" / "damage" / "tokens.json"
-    ticket.parent.mkdir(parents=True)
-    ticket.write_text("{}")
-    assert workflow.run("all")[0] == 0
-    calls = workflow.calls()
-    assert calls == ["tokenize", "stop-server"]
-
-
 def test_changed_conversations_run_everything_again(workflow):
     corpus = workflow.folder / "corpus.jsonl"
     corpus.write_text("{}")

@@ -30,6 +30,7 @@ from hidden_states.layout import Results, chunk_name
 from hidden_states.progress import Progress
 from hidden_states.store.checksums import file_checksum
 from hidden_states.store.disk_plan import DiskPlan, free_bytes, plan_disk, readable
+from hidden_states.store.tokens import keep_copy
 from hidden_states.vocabulary.embedding import embedding_rows
 from hidden_states.vocabulary.tokenizer import load_tokenizer
 
@@ -70,7 +71,10 @@ def tokenize_corpus(
         spool.close()
         _refuse_bad_corpus(counts, options["max_rejected"], results)
         results.summary.unlink(missing_ok=True)
-        written = _write_chunks(results, spool, settings["extraction"]["chunks"])
+        num_chunks = settings["extraction"]["chunks"]
+        written = _write_chunks(results, spool, num_chunks)
+        for index in range(num_chunks):
+            keep_copy(results, chunk_name(index))
         plan = plan_disk(settings, results, specification, _keys_and_lengths(spool))
     written[results.rejected.name] = _record(results.rejected, sum(counts.reasons.values()))
     summary = {

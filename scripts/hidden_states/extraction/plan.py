@@ -13,7 +13,7 @@ from hidden_states.store.checksums import CheckedFile, StateFileError, check_sta
 from hidden_states.store.state_file import NO_CHECKSUM, StateHeader, sample_key
 from hidden_states.store.store import Store
 from hidden_states.store.tickets import damaged_keys
-from hidden_states.store.tokens import check_token_file, iterate_samples, read_tokens
+from hidden_states.store.tokens import check_token_file, iterate_samples, make_whole, read_tokens
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class ChunkPlan:
 def plan_chunk(results: Results, chunk: str, store: Store, specification: Any) -> ChunkPlan:
     """Look up every sample of a chunk in the store; those that its ticket names are read in full, and a broken file
     is moved to the quarantine. Raises UserError when the token file is damaged."""
+    make_whole(results, chunk)
     check_token_file(results, chunk)
     table = read_tokens(results.tokens(chunk), ["sample_id", "key", "n_tokens"]).to_pydict()
     expected = {

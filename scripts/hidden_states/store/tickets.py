@@ -1,13 +1,12 @@
-"""Tickets: what ``verify`` found damaged, for extract, package and tokenize to repair.
+"""Tickets: what ``verify`` found damaged, for extract and package to repair.
 
-One JSON file a chunk and one each for the dataset and the token files. A ticket is rewritten when there is new
+One JSON file a chunk and one for the dataset. A ticket is rewritten when there is new
 damage and never deleted, so that the step that takes it as an optional input runs again exactly when it must.
 
 | ticket | content besides ``time`` |
 |---|---|
-| ``{chunk}.json`` | ``keys``: {key: reason}; empty when only the manifest is damaged |
+| ``{chunk}.json`` | ``keys``: {key: reason}; empty when only the manifest or the token file is damaged |
 | ``dataset.json`` | ``files``: {path below the results: reason} to make again, ``store``: likewise, to move away |
-| ``tokens.json`` | ``files``: {name: reason} |
 """
 
 import json
@@ -19,11 +18,10 @@ from hidden_states.files import write_json
 from hidden_states.layout import Results
 
 DATASET = "dataset"
-TOKENS = "tokens"
 
 
 def write_ticket(results: Results, name: str, **content: dict[str, str]) -> None:
-    """Record damage under ``name``: a chunk (``keys=``), DATASET (``files=``, ``store=``) or TOKENS (``files=``)."""
+    """Record damage under ``name``: a chunk (``keys=``) or DATASET (``files=``, ``store=``)."""
     write_json(results.ticket(name), {"time": datetime.now(UTC).isoformat(), **content})
 
 

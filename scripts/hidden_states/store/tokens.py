@@ -1,6 +1,8 @@
 """Reading the token files that tokenize wrote: ``tokens/{chunk}.parquet``."""
 
 import json
+import logging
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,11 @@ import pyarrow
 import pyarrow.parquet
 
 from hidden_states.errors import UserError
+from hidden_states.files import atomic_path
 from hidden_states.layout import Results
 from hidden_states.store.checksums import file_checksum
+
+log = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 64
 
@@ -58,6 +63,27 @@ def iterate_samples(path: Path) -> Iterator[TokenSample]:
         raise UserError(
             f"token file {path} is damaged ({error}); delete it and run `snakemake --cores 8 all` again."
         ) from None
+
+
+def keep_copy(results: Results, chunk: str) -> None:
+    """Write the second copy of a token file, small beside the states, from which ``make_whole`` takes it."""
+    with atomic_path(results.token_copy(chunk)) as temporary:
+        shutil.copyfile(results.tokens(chunk), temporary)
+
+
+def make_whole(results: Results, chunk: str) -> None:
+    """Put the copy in the place of a token file that is damaged or missing, when the copy is what the summary
+    recorded; otherwise leave everything as it is, for ``check_token_file`` to refuse."""
+    path, copy = results.tokens(chunk), results.token_copy(chunk)
+    try:
+        recorded = json.loads(results.summary.read_text(encoding="utf-8"))["files"][path.name]["checksum"]
+        if (path.is_file() and file_checksum(path) == recorded) or file_checksum(copy) != recorded:
+            return
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    log.warning("token file %s was damaged; its copy takes its place", path)
+    with atomic_path(path) as temporary:
+        shutil.copyfile(copy, temporary)
 
 
 def check_token_file(results: Results, chunk: str) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from hidden_states.layout import Results
-from hidden_states.store.tickets import DATASET, TOKENS, write_ticket
+from hidden_states.store.tickets import DATASET, write_ticket
 
 SHOWN = 20
 
@@ -22,7 +22,6 @@ class Findings:
     keys: dict[str, str] = field(default_factory=dict)
     """Key → what is wrong with its state."""
     chunk_tickets: dict[str, dict[str, str]] = field(default_factory=dict)
-    token_files: dict[str, str] = field(default_factory=dict)
     dataset_files: dict[str, str] = field(default_factory=dict)
     store_files: dict[str, str] = field(default_factory=dict)
 
@@ -47,9 +46,13 @@ class Findings:
             self.keys[key] = str(what)
         self.chunk_tickets.setdefault(chunk, {})[key] = self.keys[key]
 
-    def token_file(self, name: str, where: object, what: object) -> None:
-        self.add("damaged or missing token files", where, what)
-        self.token_files[name] = str(what)
+    def token_file(self, chunk: str, where: object, what: object) -> None:
+        """Extracting the chunk puts the copy of its token file in its place."""
+        self.chunk("damaged or missing token files", chunk, where, what)
+
+    def tokenize_again(self, where: object, what: object) -> None:
+        """Something that only tokenize can make again."""
+        self.add("damaged or missing records of tokenize", where, f"{what}; delete it: then `all` tokenizes again")
 
     def dataset_file(self, name: str, where: object, what: object) -> None:
         """``name`` is the path below the results of a file to make, or link, again."""
@@ -65,8 +68,6 @@ class Findings:
         """One ticket for each thing that has new damage; the others stay as they are."""
         for chunk, keys in sorted(self.chunk_tickets.items()):
             write_ticket(results, chunk, keys=keys)
-        if self.token_files:
-            write_ticket(results, TOKENS, files=self.token_files)
         if self.dataset_files or self.store_files:
             write_ticket(results, DATASET, files=self.dataset_files, store=self.store_files)
 

@@ -18,17 +18,17 @@ def check_tokens(results: Results, chunks: list[str], findings: Findings) -> set
         summary: dict[str, Any] = json.loads(results.summary.read_text(encoding="utf-8"))
         recorded = {name: entry["checksum"] for name, entry in summary["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        findings.token_file(results.summary.name, results.summary, f"cannot be read ({error})")
+        findings.tokenize_again(results.summary, f"cannot be read ({error})")
         return set()
     rejected = results.rejected.name
     if rejected in recorded and (problem := _against(results.rejected, recorded[rejected])):
-        findings.token_file(rejected, results.rejected, problem)
+        findings.tokenize_again(results.rejected, problem)
     good = set()
     for chunk, problem in parallel(lambda chunk: _problem(results, chunk), chunks):
         if problem is None:
             good.add(chunk)
         else:
-            findings.token_file(results.tokens(chunk).name, results.tokens(chunk), problem)
+            findings.token_file(chunk, results.tokens(chunk), problem)
     return good
 
 

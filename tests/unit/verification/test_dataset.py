@@ -189,16 +189,16 @@ def test_damage_before_the_fault_of_a_manifest_is_not_forgotten(done: Run):
 
 
 @pytest.mark.parametrize("fault", [lambda path: path.unlink(), lambda path: flip(path, 700)], ids=["missing", "bit"])
-def test_a_bad_token_file_is_ticketed_for_tokenize(done: Run, fault: Callable):
+def test_a_bad_token_file_is_ticketed_by_its_chunk(done: Run, fault: Callable):
     fault(done.results.tokens("0001"))
     check(done)
-    assert ticketed(done) == {"tokens": {"files": ["0001.parquet"]}}
+    assert ticketed(done) == {"0001": {"keys": []}}
 
 
-def test_a_damaged_summary_is_ticketed_for_tokenize(done: Run):
+def test_a_damaged_summary_is_an_error_that_only_tokenize_can_mend(done: Run):
     done.results.summary.write_text("{")
-    check(done)
-    assert ticketed(done) == {"tokens": {"files": ["summary.json"]}}
+    assert "delete it: then `all` tokenizes again" in "\n".join(check(done).lines())
+    assert ticketed(done) == {}
 
 
 @pytest.mark.parametrize(
