@@ -22,8 +22,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from hidden_states.server.http import open_local
 from hidden_states.server.processes import die_with_parent, end_group, start_time
 from hidden_states.server.record import FAILED, READY, STARTING, STOPPED, Record, write_private, write_record
+from hidden_states.server.server_log import LogCopy
 from hidden_states.server.slots import try_lock
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class Keeper:
         self._start, self._record = start, start.record
         self._lease_files = [Path(file) for file in start.lease_files]
         self._process: subprocess.Popen | None = None
+        self._log: LogCopy | None = None
         self._ended = False
         self._last_busy = time.time()
 
@@ -92,6 +95,8 @@ class Keeper:
             except StartFailed as error:
                 self._stop()
                 self._note(FAILED, str(error))
+            finally:
+                Path(self._start.config_file).unlink(missing_ok=True)
 
     def _on_term(self, number: int, frame: object) -> None:
         self._ended = True
@@ -123,16 +128,8 @@ class Keeper:
             # On a command line every user of the host could read the key.
             config = {"api-key": self._record.api_key, "port": port}
             write_private(Path(self._start.config_file), json.dumps(config))
-            with open(os.open(self._record.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as output:
-                self._process = subprocess.Popen(
-                    [*self._start.command, "--config", self._start.config_file],
-                    env=self._start.environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
+            self._process = self._run_command()
+            self._log = LogCopy(self._process.stdout.fileno(), Path(self._record.log), self._record.api_key)
             self._record.server_pid = self._process.pid
             self._record.server_start = start_time(self._process.pid)
             self._note(STARTING)
@@ -144,6 +141,20 @@ class Keeper:
                     raise
                 self._stop()
                 log.warning("port %d was taken meanwhile; trying another", port)
+
+    def _run_command(self) -> subprocess.Popen:
+        try:
+            return subprocess.Popen(
+                [*self._start.command, "--config", self._start.config_file],
+                env=self._start.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            raise StartFailed(f"`{self._start.command[0]}` cannot be run: {error.strerror}") from error
 
     def _await_ready(self) -> None:
         dump = Path(self._record.dump)
@@ -157,6 +168,7 @@ class Keeper:
                 raise StartFailed(f"the capture plug-in refuses: {content['detail']}")
             if self._healthy():
                 if (dump / "capture.json").is_file():
+                    Path(self._start.config_file).unlink(missing_ok=True)  # read once, when the server starts
                     return self._note(READY)
                 healthy_since = healthy_since or time.monotonic()
                 if time.monotonic() - healthy_since > ANNOUNCEMENT_SEC:
@@ -181,6 +193,8 @@ class Keeper:
 
     def _over(self) -> bool:
         """Whether to end: asked to, or nobody held the slot for the linger time. Then the server is stopped."""
+        if self._record.state == STOPPED:
+            return True
         if self._ended:
             self._stop()
             self._note(STOPPED, "it was asked to end")
@@ -194,7 +208,6 @@ class Keeper:
             if time.time() - self._last_busy < self._start.linger_seconds:
                 return False
             # The locks are kept until the server is gone, so nobody is given a server that is about to end.
-            self._ended = True
             self._stop()
             self._note(STOPPED, f"nobody used it for {self._start.linger_seconds:g} s")
             return True
@@ -204,13 +217,12 @@ class Keeper:
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)
+            self._log.drain()
 
     def _healthy(self) -> bool:
         headers = {"Authorization": f"Bearer {self._record.api_key}"}
         try:
-            with urllib.request.urlopen(
-                urllib.request.Request(f"{self._record.url}/health", headers=headers), timeout=5
-            ) as answer:
+            with open_local(urllib.request.Request(f"{self._record.url}/health", headers=headers), 5) as answer:
                 return answer.status == 200
         except (OSError, urllib.error.URLError):
             return False

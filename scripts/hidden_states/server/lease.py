@@ -16,6 +16,7 @@ from typing import Any
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
 from hidden_states.server.command import command, environment
+from hidden_states.server.http import open_local
 from hidden_states.server.keeper import Start, log_tail
 from hidden_states.server.processes import end_group, end_process, is_running
 from hidden_states.server.record import FAILED, READY, STARTING, Record, read_record, write_private
@@ -140,7 +141,7 @@ class LeasedServer:
         """A small JSON answer of the server. Raises UserError when it gives none."""
         try:
             request = urllib.request.Request(self.url + path, headers=self.headers)
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with open_local(request, 60) as answer:
                 return json.load(answer)
         except (OSError, ValueError, urllib.error.URLError) as error:
             raise UserError(f"the server does not answer {path}: {error}; its log is {self._record.log}.") from error

@@ -15,6 +15,7 @@ import numpy
 from hidden_states.checkpoint import Checkpoint
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
+from hidden_states.server.http import open_local
 from hidden_states.server.prompts import choose_prompts
 from hidden_states.store.checksums import StateFileError, check_state_file
 from hidden_states.store.state_file import NO_CHECKSUM, StateHeader, sample_key
@@ -123,7 +124,7 @@ def _generate(server: "LeasedServer", rid: str, token_ids: numpy.ndarray) -> dic
         {**server.headers, "Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_SEC) as answer:
+        with open_local(request, REQUEST_TIMEOUT_SEC) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         words = error.read().decode(errors="replace")[:500]

@@ -197,7 +197,7 @@ def test_a_bad_token_file_is_ticketed_by_its_chunk(done: Run, fault: Callable):
 
 def test_a_damaged_summary_is_an_error_that_only_tokenize_can_mend(done: Run):
     done.results.summary.write_text("{")
-    assert "delete it: then `all` tokenizes again" in "\n".join(check(done).lines())
+    assert "delete it: then `all` tokenizes again" in "\n".join(check(done).findings.lines())
     assert ticketed(done) == {}
 
 
