@@ -31,13 +31,13 @@ def command(specification: ServerSpecification) -> list[str]:
 
 
 def environment(
-    specification: ServerSpecification, results: Results, devices: tuple[str, ...], rid_prefix: str
+    specification: ServerSpecification, results: Results, dump: Path, devices: tuple[str, ...], rid_prefix: str
 ) -> dict[str, str]:
     """The variables of the server process; the plug-in's own settings travel in them too."""
     variables = dict(os.environ)
     variables |= {
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-        "SGLANG_HS_DUMP_DIR": str(results.dump.resolve()),
+        "SGLANG_HS_DUMP_DIR": str(dump),
         "SGLANG_HS_FINGERPRINT": specification.fingerprint,
         "SGLANG_HS_LAYERS": ",".join(str(layer) for layer in specification.layers),
         "SGLANG_HS_FINAL": specification.final,

@@ -82,7 +82,6 @@ class LeasedServer:
         self._run = str(results.root.resolve())
         self._record: Record | None = None
         self.ready: dict[str, Any] = {}
-        self.dump: Path = results.dump.resolve()
         self.max_req_input_len = 0
 
     @property
@@ -96,6 +95,10 @@ class LeasedServer:
     @property
     def rid_prefix(self) -> str:
         return self._record.rid_prefix
+
+    @property
+    def dump(self) -> Path:
+        return Path(self._record.dump)
 
     def alive(self) -> bool:
         """Whether the server that was leased still runs."""
@@ -167,14 +170,17 @@ class LeasedServer:
     def _start(self) -> Record:
         specification, slot = self.specification, self._slot
         self._results.server.mkdir(parents=True, exist_ok=True)
+        # Each server has a folder of its own: it is wiped when a server starts, and others may be at work.
+        dump = self._results.dump.resolve() / slot.name
+        number = f"-{slot.index}" if slot.index else ""
         record = Record(
             state=STARTING,
             start_id=secrets.token_hex(8),
             server_hash=specification.server_hash,
             run=self._run,
             devices=list(slot.devices),
-            dump=str(self.dump),
-            log=str(self._results.server.resolve() / "sglang.log"),
+            dump=str(dump),
+            log=str(self._results.server.resolve() / f"sglang{number}.log"),
             # Nobody else's requests begin with it, so nobody else's are captured.
             rid_prefix=f"hs-{secrets.token_hex(6)}-",
             api_key=secrets.token_hex(24),
@@ -182,11 +188,12 @@ class LeasedServer:
         start = Start(
             record=record,
             record_file=str(slot.record),
-            config_file=str(slot.folder / f"{slot.name}.config.yaml"),
+            # Beside the results, which a container sees; it may not see the slots' folder.
+            config_file=str(self._results.server.resolve() / f".{slot.name}.config.yaml"),
             lease_files=[str(file) for file in slot.lease_files],
             keeper_files=[str(file) for file in slot.keeper_files],
             command=command(specification),
-            environment=environment(specification, self._results, slot.devices, record.rid_prefix),
+            environment=environment(specification, self._results, dump, slot.devices, record.rid_prefix),
             startup_timeout_seconds=self._settings["server"]["startup_timeout_seconds"],
             linger_seconds=self._settings["server"]["linger_seconds"],
         )
