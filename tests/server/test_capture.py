@@ -136,8 +136,8 @@ def test_a_fault_in_the_capture_fails_its_requests_and_no_more(
     server.generate(ids, rid)
     error = server.error(rid)
     assert (error["rid"], error["reason"]) == (rid, reason)
-    server.generate(later, f"{PREFIX}after-{reason}-{fault[:1]}")
-    assert_close(server, reference, f"{PREFIX}after-{reason}-{fault[:1]}", later)
+    server.generate(later, f"{PREFIX}after-{fault[::-1]}")
+    assert_close(server, reference, f"{PREFIX}after-{fault[::-1]}", later)
     assert not [name for name in server.names() if name.startswith(f"{rid}.") and not name.endswith(".error.json")]
 
 
