@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 FOLDER_VARIABLE = "HIDDEN_STATES_SLOT_DIR"
 POLL_SEC = 0.25
 WAITING_MESSAGE_SEC = 30
+FIRST_MESSAGE_SEC = 2
+"""A keeper holds the locks for an instant whenever it looks whether they are free; that is no wait to speak of."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def all_slots(device: str, count: int, tensor_parallel_size: int) -> list[Slot]:
 @contextlib.contextmanager
 def acquire(slots: list[Slot]) -> Iterator[Slot]:
     """Hold one of ``slots`` inside the block, waiting until one is free; the waiting is logged with who holds them."""
-    start, told = time.monotonic(), -float("inf")
+    start = time.monotonic()
+    told = start - WAITING_MESSAGE_SEC + FIRST_MESSAGE_SEC
     while True:
         for slot in slots:
             with contextlib.ExitStack() as stack:

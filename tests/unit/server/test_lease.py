@@ -208,7 +208,7 @@ def test_a_waiting_client_is_told_who_holds_the_slot_and_gets_it_afterwards(stub
     slots = all_slots("cpu", 1, 1)
     program = (
         "import time\nfrom hidden_states.server.slots import *\n"
-        "with acquire(all_slots('cpu', 1, 1)): print('held', flush=True); time.sleep(1.5)"
+        "with acquire(all_slots('cpu', 1, 1)): print('held', flush=True); time.sleep(3.5)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
