@@ -31,6 +31,16 @@ def test_the_pool_stays_within_its_limit(limit: int) -> None:
     assert limit / 2 < pool.num_buffers * size <= limit and pool.num_buffers >= 16
 
 
+def test_a_buffer_is_free_again_only_when_the_rows_of_all_its_requests_are_written() -> None:
+    pool = BufferPool(1 << 16, 1000, torch.bfloat16, pinned=False)
+    buffers = [pool.acquire(0) for _ in range(pool.num_buffers)]
+    buffers[0].users = 2
+    pool.release(buffers[0])
+    assert pool.acquire(0) is None
+    pool.release(buffers[0])
+    assert pool.acquire(0) is buffers[0]
+
+
 def test_too_little_memory_for_two_rows_is_refused() -> None:
     with pytest.raises(ValueError, match=r"SGLANG_HS_BUFFER_BYTES is 1,000; .* need at least 4,096"):
         BufferPool(1000, 1000, torch.bfloat16, pinned=False)
