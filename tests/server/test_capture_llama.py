@@ -45,6 +45,6 @@ def test_every_slot_of_a_dense_model_is_close_for_every_token(server: CaptureSer
     for rid, ids in by_rid.items():
         errors = relative_errors(server.states(rid), reference.slots(ids, LAYERS, final="post_norm"))
         print(len(ids), [f"{m:.4f} {w:.4f}" for m, w in zip(errors.median(0).values, errors.amax(0), strict=True)])
-        # What bfloat16 gives at a width of 64; a wrong layer or row, or another side of the norm, gives about 1.
+        # What bfloat16 gives at a width of 64; a wrong layer or row, or another side of the norm, gives 0.4 or more.
         assert errors.median(0).values.max() < 0.02
-        assert errors.max() < 0.1
+        assert errors.max() < 0.2
