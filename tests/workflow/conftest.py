@@ -1,58 +1,9 @@
-"""Running the real Snakemake in a folder of its own."""
+"""The workflow with a fake ``hidden-states``."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
-
-
-class Workflow:
-    """The workflow in ``folder``, with the settings in ``config``."""
-
-    def __init__(self, repository: Path, folder: Path, tools: Path | None) -> None:
-        self.repository, self.folder = repository, folder
-        self.environment = dict(os.environ)
-        path = [str(tools)] if tools else []
-        self.environment["PATH"] = os.pathsep.join([*path, str(Path(sys.executable).parent), os.environ["PATH"]])
-        self.config: dict = {
-            "model": {"path": "demo"},
-            "conversations": {"files": [str(repository / "resources" / "conversations" / "demo.jsonl")]},
-            "extraction": {"chunks": 4},
-        }
-
-    def command(self, *arguments: str) -> list[str]:
-        config = self.folder / "my.yaml"
-        config.write_text(yaml.safe_dump(self.config))
-        # --configfile takes every word up to the next option, so it comes last.
-        where = ["--directory", str(self.folder), "--configfile", str(config)]
-        return [sys.executable, "-m", "snakemake", "--cores", "4", *arguments, *where]
-
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            self.command(*arguments),
-            cwd=self.repository,
-            env=self.environment | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def run(self, *arguments: str, **variables: str) -> tuple[int, str]:
-        """Exit code and output."""
-        process = self.start(*arguments, **variables)
-        output, _ = process.communicate(timeout=900)
-        return process.returncode, output
-
-    def calls(self) -> list[str]:
-        """What was called since the last time, where ``hidden-states`` is the fake."""
-        log = self.folder / "calls.log"
-        lines = log.read_text().splitlines() if log.is_file() else []
-        log.unlink(missing_ok=True)
-        return lines
+from helpers.snakemake_run import Workflow
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from conftest import Workflow
+from helpers.snakemake_run import Workflow
 
 pytestmark = [pytest.mark.workflow, pytest.mark.server]
 
