@@ -32,6 +32,7 @@ from hidden_states.extraction.limits import Limits
 from hidden_states.extraction.watch import Server, Watch
 from hidden_states.progress import Progress
 from hidden_states.store.checksums import CheckedFile
+from hidden_states.store.disk_plan import DUMPED_PER_REQUEST
 from hidden_states.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -137,8 +138,7 @@ class Engine:
         group: asyncio.TaskGroup,
     ) -> bool:
         """Start tasks as there is room, and wait for all of them. False when the server was lost before the end."""
-        # Twice as many samples as requests: files are written, checked and published while the server goes on.
-        room = asyncio.Semaphore(2 * self._concurrency)
+        room = asyncio.Semaphore(DUMPED_PER_REQUEST * self._concurrency)
         running: set[asyncio.Task] = set()
         task: Task | None = None
         while not watch.lost.is_set() and (task := next(source, None)):

@@ -17,6 +17,9 @@ from hidden_states.store.store import Store
 V1_EXTRA_BYTES_PER_TOKEN = 8
 """speculators-v1 keeps the loss mask, as int64, beside ids and states."""
 
+DUMPED_PER_REQUEST = 2
+"""Samples in the dump directory for each request in flight: files are checked while the server goes on."""
+
 
 class Specification(Protocol):
     """What of a server's specification the size of its states follows from."""
@@ -96,7 +99,7 @@ def plan_disk(
         num_samples=num_samples,
         num_states=int(tokens.size),
         states_bytes=states,
-        dump_bytes=min(states, settings["extraction"]["concurrency"] * longest),
+        dump_bytes=min(states, DUMPED_PER_REQUEST * settings["extraction"]["concurrency"] * longest),
         copies_bytes=_copies_bytes(settings, results, header * num_samples, per_token * all_tokens, all_tokens),
     )
 

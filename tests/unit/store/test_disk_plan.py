@@ -28,7 +28,15 @@ def test_a_sample_that_occurs_twice_is_stored_once(tmp_path: Path) -> None:
     found = plan(tmp_path)
     assert (found.num_samples, found.num_states) == (3, 2)
     assert found.states_bytes == state_bytes(10) + state_bytes(20)
-    assert found.bytes_needed == found.states_bytes + state_bytes(20)
+    assert found.bytes_needed == found.states_bytes + found.dump_bytes
+
+
+def test_two_of_the_longest_samples_per_request_may_lie_in_the_dump(tmp_path: Path) -> None:
+    lengths = numpy.full(3, 20, numpy.int32)
+    keys = [character * 32 for character in "123"]
+    settings = {"extraction": {"concurrency": 1}, "packaging": {"formats": ["speculators"], "link": "hard"}}
+    found = plan_disk(settings, Results(tmp_path), SPECIFICATION, [(keys, lengths)])
+    assert found.dump_bytes == 2 * state_bytes(20) < found.states_bytes
 
 
 def test_what_the_store_has_in_the_right_size_is_not_needed_again(tmp_path: Path) -> None:
