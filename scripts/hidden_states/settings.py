@@ -5,6 +5,7 @@ Standard library, YAML and jsonschema only: the Snakefile imports it at every st
 
 import difflib
 import json
+import math
 import os
 from collections.abc import Iterable
 from copy import deepcopy
@@ -56,8 +57,10 @@ def check(config: dict[str, Any], schema: Path, own: bool) -> dict[str, Any]:
     Raises UserError for an unknown key (naming the nearest known one), a wrong value, or a missing key.
     """
     rules = yaml.safe_load(schema.read_text(encoding="utf-8"))
-    for error in sorted(jsonschema.Draft202012Validator(rules).iter_errors(config), key=lambda error: error.path):
+    errors = _VALIDATOR(rules).iter_errors(config)
+    for error in sorted(errors, key=lambda error: [str(part) for part in error.absolute_path]):
         raise UserError(_explain(error, rules))
+    _check_layers(config.get("capture", {}).get("layers"))
     if own:
         for section, key in REQUIRED:
             if key not in config.get(section, {}):
@@ -83,6 +86,33 @@ def model_folder(settings: dict[str, Any], results: Results) -> Path:
             raise UserError(f"the demo model is not in {results.demo_model}; run `hidden-states demo-model` first.")
         return results.demo_model
     return resolve_model(path, settings["model"]["revision"])
+
+
+def _is_integer(checker: Any, value: Any) -> bool:
+    """JSON Schema takes 8.0 for an integer; range(8.0) does not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(checker: Any, value: Any) -> bool:
+    """YAML's .nan and .inf are in no range, and a comparison with .nan never fails."""
+    return _is_integer(checker, value) or (isinstance(value, float) and math.isfinite(value))
+
+
+_VALIDATOR = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator,
+    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine_many(
+        {"integer": _is_integer, "number": _is_number}
+    ),
+)
+
+
+def _check_layers(layers: Any) -> None:
+    """A list must be ascending; whether the model has them is seen when its own configuration is read."""
+    if isinstance(layers, list) and sorted(set(layers)) != layers:
+        raise UserError(
+            f"config key capture.layers = {layers}: layers must be ascending and different, "
+            f"such as {sorted(set(layers))}."
+        )
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -57,6 +57,12 @@ def test_defaults_are_those_of_the_design(schema):
         ({"conversations": {"files": []}}, "config key conversations.files"),
         ({"model": []}, "config key model"),
         ({"server": {"arguments": {"a": {}}}}, "config key server.arguments.a"),
+        ({"server": {"arguments": {1: 2, "a": 3}}}, "config key server.arguments: 1 is not of type 'string'"),
+        ({"extraction": {"chunks": 8.0}}, "config key extraction.chunks: 8.0 is not of type 'integer'"),
+        ({"extraction": {"max_failed": float("nan")}}, "config key extraction.max_failed: nan is not of type 'number'"),
+        ({"server": {"linger_seconds": float("inf")}}, "config key server.linger_seconds: inf is not of type"),
+        ({"capture": {"layers": [5, 2]}}, "config key capture.layers = [5, 2]: layers must be ascending and different"),
+        ({"capture": {"layers": [2, 2]}}, "config key capture.layers = [2, 2]: layers must be ascending and different"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_by_its_full_name(schema, change, words):
