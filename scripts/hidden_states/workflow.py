@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -133,8 +134,12 @@ class Run:
         self._lock.take("`snakemake verify`" if only_verify else "`snakemake`")
         if not only_verify:
             write_json(RESULTS.config, self._settings)
+        # Behind what is there, for `.venv/bin/snakemake` in a shell where the environment is not active.
+        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _end_run)
+            # What was ignored when the run began stays so: HUP under nohup, INT in the background of a script.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _end_run)
 
     def end(self, success: bool) -> None:
         """Stop the server at once and say where the dataset is. Does nothing for a run that was refused: the server is

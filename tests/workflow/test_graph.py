@@ -166,6 +166,41 @@ def test_no_job_outlives_a_run_that_was_ended(workflow, number):
     assert workflow.run("all")[0] == 0, "the next run goes on"
 
 
+def test_a_run_under_nohup_outlives_its_terminal(workflow):
+    """`nohup snakemake … &`, then the terminal is closed: HUP was ignored when the run began, and stays so."""
+    command = ["nohup", *workflow.command("all")]
+    process = subprocess.Popen(
+        command,
+        cwd=workflow.repository,
+        env=workflow.environment | {"FAKE_SECONDS": "3"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: list(workflow.folder.glob("running.*")))
+    os.killpg(process.pid, signal.SIGHUP)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert extracted(workflow.calls()) == ["0000", "0001", "0002", "0003"]
+
+
+def test_snakemake_finds_the_verbs_in_an_environment_that_is_not_active(workflow):
+    """`.venv/bin/snakemake …`: nothing puts the folder of `hidden-states` on PATH."""
+    beside = workflow.folder.parent / "env" / "bin"
+    beside.parent.mkdir()
+    (workflow.folder.parent / "tools").rename(beside)
+    # The folder of the interpreter is where the verbs are looked up, so it gets a name in the fake's folder.
+    (beside / "python").symlink_to(sys.executable)
+    (beside.parent / "pyvenv.cfg").write_text((Path(sys.prefix) / "pyvenv.cfg").read_text())
+    (beside.parent / "lib").symlink_to(Path(sys.prefix) / "lib")
+    command = [str(beside / "python"), *workflow.command("all")[1:]]
+    environment = workflow.environment | {"PATH": os.defpath}
+    result = subprocess.run(command, cwd=workflow.repository, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert workflow.calls()[-1] == "stop-server"
+
+
 def test_dry_run_of_the_kimi_example_needs_no_weights(workflow):
     config = workflow.repository / "config" / "kimi-k2.5.yaml"
     command = [
