@@ -137,8 +137,9 @@ class Run:
         # Behind what is there, for `.venv/bin/snakemake` in a shell where the environment is not active.
         os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # What was ignored when the run began stays so: HUP under nohup, INT in the background of a script.
-            if signal.getsignal(number) != signal.SIG_IGN:
+            # Under nohup a run outlives its terminal. INT counts even where it was ignored, as shells have it for what
+            # a script starts in the background: whoever sends it to this process means it.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, _end_run)
 
     def end(self, success: bool) -> None:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Stands in for ``hidden-states`` where a test is about Snakemake: makes the files of each verb, and notes each call.
 
 Environment: FAKE_FAIL names chunks whose extraction fails, FAKE_SECONDS says how long one takes.

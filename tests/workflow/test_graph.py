@@ -185,6 +185,22 @@ def test_a_run_under_nohup_outlives_its_terminal(workflow):
     assert extracted(workflow.calls()) == ["0000", "0001", "0002", "0003"]
 
 
+def test_int_ends_a_run_that_a_script_started_in_the_background(workflow):
+    """`snakemake … & kill -INT $!` in a script: its shell starts background jobs with INT ignored."""
+    process = subprocess.Popen(
+        workflow.command("all"),
+        cwd=workflow.repository,
+        env=workflow.environment | {"FAKE_SECONDS": "300"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    wait_for(lambda: list(workflow.folder.glob("running.*")))
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) != 0
+
+
 def test_snakemake_finds_the_verbs_in_an_environment_that_is_not_active(workflow):
     """`.venv/bin/snakemake …`: nothing puts the folder of `hidden-states` on PATH."""
     beside = workflow.folder.parent / "env" / "bin"
