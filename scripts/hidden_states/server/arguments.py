@@ -159,7 +159,8 @@ def _why_refused(name: str) -> str | None:
             return why
     if "cuda_graph" in name and "prefill" in name:
         return _GRAPH
-    whole = [full for full in (*REFUSED, *REFUSED_PREFIXES, *ONE_ONLY, *MUST_BE_TRUE) if full.startswith(name + "_")]
+    guarded = (*REFUSED, *REFUSED_PREFIXES, *ONE_ONLY, *MUST_BE_TRUE, *ALIASES, *ALIASES.values())
+    whole = [full for full in guarded if full != name and full.startswith(name)]
     if whole:
         return f"it may be short for {whole[0]}; write names in full"
     return None

@@ -39,6 +39,7 @@ def choose_prompts(results: Results, num_chunks: int, count: int, prefill_chunk:
             f"the longest sample has {longest.size:,} tokens, but the server takes fewer than {limit:,}. Lower "
             f"conversations.max_tokens to {limit - 1}, or raise context_length or max_total_tokens in server.arguments."
         )
+    samples = samples or [longest]  # the chunks that were scanned may have none
     first, last = samples[0], samples[-1]
     half = first[: max(1, first.size // 2)]
     together = [
