@@ -143,7 +143,7 @@ def _check(given: str, name: str, value: Any) -> None:
     if name in MUST_BE_TRUE:
         why = MUST_BE_TRUE[name] if value is not True and value is not None else None
     elif name in ONE_ONLY:
-        why = ONE_ONLY[name] if value not in (None, 1) else None
+        why = ONE_ONLY[name] if value is True or value not in (None, 1) else None
     elif value is not None and value is not False:
         why = _why_refused(name)
     if why:
@@ -157,7 +157,7 @@ def _why_refused(name: str) -> str | None:
     for prefix, why in REFUSED_PREFIXES.items():
         if name.startswith(prefix):
             return why
-    if "cuda_graph" in name and "prefill" in name:
+    if "cuda_graph" in name and ("prefill" in name or "prefill".startswith(name.rpartition("_")[2])):
         return _GRAPH
     guarded = (*REFUSED, *REFUSED_PREFIXES, *ONE_ONLY, *MUST_BE_TRUE, *ALIASES, *ALIASES.values())
     whole = [full for full in guarded if full != name and full.startswith(name)]

@@ -8,6 +8,7 @@ when the server dies, or on SIGTERM. The server dies with it, even when it is ki
 
 import contextlib
 import dataclasses
+import http.client
 import json
 import logging
 import os
@@ -17,7 +18,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,8 +224,8 @@ class Keeper:
         try:
             with open_local(urllib.request.Request(f"{self._record.url}/health", headers=headers), 5) as answer:
                 return answer.status == 200
-        except (OSError, urllib.error.URLError):
-            return False
+        except (OSError, http.client.HTTPException):
+            return False  # URLError is an OSError; another program on the port may speak no HTTP at all
 
     def _note(self, state: str, reason: str = "") -> None:
         self._record.state, self._record.reason = state, reason

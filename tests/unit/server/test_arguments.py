@@ -29,6 +29,7 @@ def test_a_whole_family_is_refused(name):
 @pytest.mark.parametrize("name", sorted(arguments.ONE_ONLY))
 def test_what_may_only_be_one_is_refused_otherwise(name):
     assert_refused(name, 2, arguments.ONE_ONLY[name])
+    assert_refused(name, True, arguments.ONE_ONLY[name])
     assert normalise({name: 1}) == {name: 1}
 
 
@@ -38,9 +39,14 @@ def test_what_must_be_true_cannot_be_turned_off(name):
     assert normalise({name: True}) == {name: True}
 
 
-@pytest.mark.parametrize("name", ["cuda_graph_bs_prefill", "enable_prefill_cuda_graph"])
+@pytest.mark.parametrize("name", ["cuda_graph_bs_prefill", "cuda_graph_bs_p", "enable_prefill_cuda_graph"])
 def test_a_prefill_graph_is_refused_by_whatever_name(name):
     assert_refused(name, True, "prefill graphs stay off")
+
+
+@pytest.mark.parametrize("name", ["cuda_graph_max_bs", "cuda_graph_bs_decode", "disable_cuda_graph_padding"])
+def test_settings_of_the_other_graphs_are_the_users_own(name):
+    assert normalise({name: 8}) == {name: 8}
 
 
 @pytest.mark.parametrize(

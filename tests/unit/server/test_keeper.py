@@ -38,6 +38,9 @@ if mode == "good":
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
+        if mode == "babbling":
+            self.wfile.write(b"no answer in HTTP\\r\\n\\r\\n")
+            return
         known = self.headers["Authorization"] == "Bearer " + config["api-key"]
         self.send_response(200 if known and self.path == "/health" else 401)
         self.end_headers()
@@ -218,6 +221,12 @@ def test_a_server_that_dies_later_is_noticed(run):
 def test_a_server_that_takes_too_long_is_stopped(run):
     run.start("slow", startup_timeout_seconds=1)
     assert "not healthy after 1 s" in run.become(FAILED).reason
+    run.ended()
+
+
+def test_an_answer_that_is_no_http_is_not_healthy_and_no_fault_of_the_keeper(run):
+    run.start("babbling", startup_timeout_seconds=3)
+    assert "not healthy after 3 s" in run.become(FAILED).reason
     run.ended()
 
 
