@@ -1,17 +1,18 @@
-# make demo   set up, then the whole workflow on the tiny model and the conversations that come with it
-# make test   set up, then every test
+# make demo         set up, then the whole workflow on the tiny model and the conversations that come with it
+# make test         set up, then every test but the long ones
+# make test-faults  set up, then the long ones: faults injected into whole runs on the real server
 # VENV=<dir> chooses where the environment lives, PYTHON=<program> what it is made with (3.11 or 3.12).
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit lint lock
+.PHONY: help setup demo test test-faults unit lint lock
 
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 RUN := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))" PYTHONNOUSERSITE=1
 
 help:
-	@sed -n '1,3s/^# //p' Makefile
+	@sed -n '1,4s/^# //p' Makefile
 
 setup:
 	@VENV="$(VENV)" PYTHON="$(PYTHON)" bash envs/setup.sh
@@ -21,7 +22,10 @@ demo: setup
 	@$(RUN) python -m hidden_states.packaging.closing results
 
 test: setup lint
-	@$(RUN) python -m pytest
+	@$(RUN) python -m pytest -m "not faults"
+
+test-faults: setup
+	@$(RUN) python -m pytest -m faults
 
 unit: setup
 	@$(RUN) python -m pytest tests/unit
