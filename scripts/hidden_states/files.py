@@ -2,10 +2,27 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+FULL_BYTES = 1 << 16
+"""With fewer bytes free a file system counts as full: not even small records can be relied on to find room."""
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that this user may still write on the file system where ``folder`` is, or will be."""
+    return shutil.disk_usage(existing(folder)).free
+
+
+def existing(folder: Path) -> Path:
+    """``folder``, or the nearest folder above it that exists."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
 
 
 def fsync_directory(directory: Path) -> None:

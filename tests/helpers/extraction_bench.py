@@ -43,7 +43,7 @@ class Bench:
             chunk,
             SPECIFICATION,
             lease or self.server.lease,
-            self.space_asked.append,
+            lambda states, dump: self.space_asked.append(states),
             self.limits,
         )
 

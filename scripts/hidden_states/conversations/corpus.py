@@ -29,7 +29,7 @@ from hidden_states.files import atomic_path, write_json
 from hidden_states.layout import Results, chunk_name
 from hidden_states.progress import Progress
 from hidden_states.store.checksums import file_checksum
-from hidden_states.store.disk_plan import DiskPlan, free_bytes, plan_disk, readable
+from hidden_states.store.disk_plan import DiskPlan, places, plan_disk, readable
 from hidden_states.store.tokens import keep_copy
 from hidden_states.vocabulary.embedding import embedding_rows
 from hidden_states.vocabulary.tokenizer import load_tokenizer
@@ -200,9 +200,8 @@ def _log_summary(summary: dict[str, Any], plan: DiskPlan, results: Results) -> N
     if summary["ids_without_mask"]:
         log.warning("%d rows of input_ids have no loss_mask: every token of them has loss", summary["ids_without_mask"])
     log.info("tokens: %s, with loss %s; longest %s", *(f"{summary[k]:,}" for k in ("tokens", "loss_tokens", "longest")))
-    free = free_bytes(results)
-    log.info("disk: needs %s; free %s", plan.line(), readable(free))
-    if free < plan.bytes_needed:
-        log.warning(
-            "disk: not enough is free; extract will not start before %s more are", readable(plan.bytes_needed - free)
-        )
+    log.info("disk: needs %s", plan.line())
+    for folder, needed, free in places(results, plan):
+        log.info("disk: %s of it in %s, where %s are free", readable(needed), folder, readable(free))
+        if free < needed:
+            log.warning("disk: not enough is free in %s; make room for %s more", folder, readable(needed - free))

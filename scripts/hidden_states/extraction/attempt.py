@@ -15,6 +15,7 @@ from hidden_states.extraction.faults import BadCapture, DiskFull, ServerLost
 from hidden_states.extraction.limiter import Limiter
 from hidden_states.extraction.limits import Limits
 from hidden_states.extraction.watch import Server, Watch
+from hidden_states.files import FULL_BYTES, free_bytes
 from hidden_states.store.checksums import CheckedFile, StateFileError, check_state_file
 from hidden_states.store.state_file import StateHeader
 from hidden_states.store.store import Store
@@ -22,6 +23,8 @@ from hidden_states.store.tokens import TokenSample
 
 FIRST_LOOK, LONGEST_LOOK = 0.002, 0.05
 """Seconds between looks for the file of an answered request: at first, and at most."""
+NO_ROOM_SECONDS = 5.0
+"""After so long without a file, a full disk is taken for the cause: the plug-in has no room to say so."""
 
 
 @dataclass
@@ -92,6 +95,8 @@ class Attempts:
             if was_lost:
                 raise ServerLost(in_flight=False)
             waited = time.monotonic() - max(answered, watch.last_progress)
+            if waited > NO_ROOM_SECONDS and free_bytes(self.server.dump) < FULL_BYTES:
+                raise DiskFull(f"the server answered, but {self.server.dump} has no room for what it captured")
             if waited > self.limits.longest_silence(task.sample.num_tokens):
                 raise BadCapture("no_capture", f"the server answered, but wrote no file within {waited:.0f} s")
             await asyncio.sleep(pause)

@@ -4,10 +4,9 @@ import asyncio
 import errno
 import logging
 import secrets
-import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -22,7 +21,9 @@ from hidden_states.extraction.watch import Server
 from hidden_states.layout import Results
 from hidden_states.progress import Progress
 from hidden_states.store.checksums import CheckedFile
+from hidden_states.store.disk_plan import DUMPED_PER_REQUEST, free_words
 from hidden_states.store.manifest import write_manifest
+from hidden_states.store.state_file import StateHeader
 from hidden_states.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -39,14 +40,15 @@ def extract_chunk(
     chunk: str,
     specification: Any,
     lease: Lease,
-    check_space: Callable[[int], None],
+    check_space: Callable[[int, int], None],
     limits: Limits | None = None,
 ) -> None:
     """Compute what the store lacks of ``chunk`` and write its manifest.
 
     ``specification``: fingerprint, layers, final, dtype ("BF16") and hidden_size of the states. ``lease`` is used
-    only when something is missing; before it, ``check_space`` gets the bytes that will be written. Safe to kill at
-    any moment: what is in the store stays, and the next run goes on from there.
+    only when something is missing; before it, ``check_space`` gets the bytes of the states that will be written and of
+    those that may lie in the dump directory at one time. Safe to kill at any moment: what is in the store stays, and
+    the next run goes on from there.
 
     Raises UserError when too many samples failed, a sample is too long for the server, the server does not come up
     or keeps dying, there is no space, or the token file is damaged. Then no manifest is written.
@@ -60,7 +62,7 @@ def extract_chunk(
     with _explained_when_full(results, chunk, plan, store):
         with Journal(results.journal(chunk)) as journal:
             if missing:
-                check_space(sum(header.file_bytes for header in missing.values()))
+                check_space(*_bytes_needed(missing.values(), settings["extraction"]["concurrency"]))
                 with lease(max(header.num_tokens for header in missing.values())) as server:
                     engine = _compute(settings, chunk, plan, store, journal, server, limits or Limits())
                 states |= engine.states
@@ -75,6 +77,12 @@ def extract_chunk(
             _describe(plan, failures),
             chunk,
         )
+
+
+def _bytes_needed(missing: Collection[StateHeader], concurrency: int) -> tuple[int, int]:
+    """Of all states, and of those in the dump directory at one time."""
+    sizes = [header.file_bytes for header in missing]
+    return sum(sizes), min(sum(sizes), DUMPED_PER_REQUEST * concurrency * max(sizes))
 
 
 def _compute(
@@ -203,6 +211,6 @@ def _explained_when_full(results: Results, chunk: str, plan: ChunkPlan, store: S
         left = [header for header in plan.missing.values() if not store.has(header)]
         raise UserError(
             f"chunk {chunk}: no space left ({error}). The {len(left)} samples still to be computed need "
-            f"{sum(header.file_bytes for header in left):,} bytes; {shutil.disk_usage(results.root).free:,} bytes are "
-            f"free in {results.root}. Make room, then run `snakemake --cores 8 all` again: what was published stays."
+            f"{sum(header.file_bytes for header in left):,} bytes; {free_words(results)}. Make room, then run "
+            "`snakemake --cores 8 all` again: what was published stays."
         ) from None

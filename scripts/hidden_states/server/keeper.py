@@ -22,6 +22,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from hidden_states.files import FULL_BYTES, free_bytes
 from hidden_states.server.http import open_local
 from hidden_states.server.processes import die_with_parent, end_group, start_time
 from hidden_states.server.record import FAILED, READY, STARTING, STOPPED, Record, write_private, write_record
@@ -119,6 +120,8 @@ class Keeper:
             dump.mkdir(mode=0o700, parents=True)
         except OSError as error:
             raise StartFailed(f"the dump directory {dump} cannot be made clean: {error}") from error
+        if free_bytes(dump) < FULL_BYTES:
+            raise StartFailed(f"no space left: the dump directory {dump} has room for {free_bytes(dump):,} bytes")
 
     def _launch(self) -> None:
         """Start the server and wait until it is ready, or the slot was given up meanwhile."""

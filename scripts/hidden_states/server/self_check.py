@@ -14,6 +14,7 @@ import numpy
 
 from hidden_states.checkpoint import Checkpoint
 from hidden_states.errors import UserError
+from hidden_states.files import FULL_BYTES, free_bytes
 from hidden_states.layout import Results
 from hidden_states.server.http import open_local
 from hidden_states.server.prompts import choose_prompts
@@ -82,7 +83,6 @@ def _captured(server: "LeasedServer", rid: str, token_ids: numpy.ndarray) -> "Ca
     from hidden_states.verification.samples import CapturedSample
 
     meta = _generate(server, rid, token_ids)["meta_info"]
-    path = _await_file(server, rid)
     specification = server.specification
     expected = StateHeader(
         key=sample_key(token_ids.astype("<i8").tobytes()),
@@ -94,6 +94,7 @@ def _captured(server: "LeasedServer", rid: str, token_ids: numpy.ndarray) -> "Ca
         hidden_size=specification.hidden_size,
         checksum=NO_CHECKSUM,
     )
+    path = _await_file(server, rid, expected.file_bytes)
     try:
         check_state_file(path, expected, token_ids)
     except StateFileError as error:
@@ -136,17 +137,28 @@ def _generate(server: "LeasedServer", rid: str, token_ids: numpy.ndarray) -> dic
         raise UserError(f"self-check: no answer to a prompt of {token_ids.size} tokens: {why}") from error
 
 
-def _await_file(server: "LeasedServer", rid: str) -> Path:
+def _await_file(server: "LeasedServer", rid: str, num_bytes: int) -> Path:
     path, error = server.dump / f"{rid}.safetensors", server.dump / f"{rid}.error.json"
     deadline = time.monotonic() + FILE_TIMEOUT_SEC
     while not path.exists():
         if error.exists():
             content = json.loads(error.read_text(encoding="utf-8"))
+            if content["reason"] == "disk_full":
+                raise _no_room(server.dump, num_bytes)
             raise UserError(f"self-check: a prompt was not captured: {content['reason']}: {content['detail']}.")
         if time.monotonic() > deadline:
+            if free_bytes(server.dump) < FULL_BYTES:
+                raise _no_room(server.dump, num_bytes)  # the plug-in had none to say so either
             raise UserError(f"self-check: the server answered, but wrote no state within {FILE_TIMEOUT_SEC} s.")
         time.sleep(0.02)
     return path
+
+
+def _no_room(dump: Path, num_bytes: int) -> UserError:
+    return UserError(
+        f"self-check: no space left: the state of a prompt needs {num_bytes:,} bytes; {free_bytes(dump):,} bytes are "
+        f"free in {dump}. Make room, then run `snakemake --cores 8 all` again."
+    )
 
 
 def _refuse_strangers(dump: Path) -> None:

@@ -1,7 +1,6 @@
 """How many bytes of disk a run will still need, and whether they are free."""
 
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import numpy
 
 from hidden_states.errors import UserError
+from hidden_states.files import existing, free_bytes
 from hidden_states.layout import Results
 from hidden_states.store.state_file import NO_CHECKSUM, StateHeader
 from hidden_states.store.store import Store
@@ -104,23 +104,48 @@ def plan_disk(
     )
 
 
-def free_bytes(results: Results) -> int:
-    """Bytes that this user may still write where the results are (or will be)."""
-    folder = results.root.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+def places(results: Results, plan: DiskPlan) -> list[tuple[Path, int, int]]:
+    """Where the bytes of ``plan`` will lie: a folder, bytes needed and bytes free, for each file system."""
+    needed: dict[int, tuple[Path, int]] = {}
+    for folder, num_bytes in (
+        (results.states, plan.states_bytes),
+        (results.dump, plan.dump_bytes),
+        (results.root / "dataset", plan.copies_bytes),
+    ):
+        first, so_far = needed.get(_device(folder), (folder, 0))
+        needed[_device(folder)] = (results.root if so_far else first, so_far + num_bytes)
+    return [(folder, num_bytes, free_bytes(folder)) for folder, num_bytes in needed.values()]
 
 
-def check_free_space(results: Results, num_bytes: int) -> None:
-    """Raises UserError, naming both numbers, when less than ``num_bytes`` are free where the results are."""
-    free = free_bytes(results)
+def check_free_space(results: Results, states_bytes: int, dump_bytes: int) -> None:
+    """Raises UserError, naming bytes needed and free, when the store has no room for ``states_bytes``, or a dump
+    directory on a file system of its own none for ``dump_bytes``."""
+    _require(results.states, states_bytes, "use fewer conversations or layers")
+    if _device(results.dump) != _device(results.states):
+        # On one file system a dumped file becomes a state by its name alone.
+        _require(results.dump, dump_bytes, "lower extraction.concurrency")
+
+
+def free_words(results: Results) -> str:
+    """What is free where the states are written, such as ``1,000 bytes are free in results/states``."""
+    words = f"{free_bytes(results.states):,} bytes are free in {results.states}"
+    if _device(results.dump) != _device(results.states):
+        words += f" and {free_bytes(results.dump):,} in {results.dump}"
+    return words
+
+
+def _require(folder: Path, num_bytes: int, alternative: str) -> None:
+    free = free_bytes(folder)
     if free < num_bytes:
         raise UserError(
-            f"{results.root} needs {readable(num_bytes)} ({num_bytes:,} bytes) more, but only {readable(free)} "
-            f"({free:,} bytes) are free. Make space, choose another --directory, or use fewer conversations or layers; "
+            f"no space left: {folder} needs {readable(num_bytes)} ({num_bytes:,} bytes) more, but only "
+            f"{readable(free)} ({free:,} bytes) are free. Make space, choose another --directory, or {alternative}; "
             "what is finished stays."
         )
+
+
+def _device(folder: Path) -> int:
+    return existing(folder).stat().st_dev
 
 
 def readable(num_bytes: int) -> str:

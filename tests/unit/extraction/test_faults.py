@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers.extraction_bench import CHUNK, QUICK, prompts
 from hidden_states.errors import UserError
+from hidden_states.extraction import attempt
 from hidden_states.extraction.limits import Limits
 
 
@@ -211,6 +212,16 @@ def test_no_space_in_the_store_or_for_the_manifest_is_explained_too(bench, monke
     bench.write(prompts(3))
     monkeypatch.setattr(target, full)
     with pytest.raises(UserError, match="no space left"):
+        bench.extract()
+
+
+def test_a_dump_directory_without_room_for_a_report_is_taken_for_full(bench, monkeypatch):
+    """The plug-in can write neither the state nor why there is none."""
+    (key,) = bench.write(prompts(1))
+    bench.server.always[key] = "lost"
+    monkeypatch.setattr(attempt, "NO_ROOM_SECONDS", 0.1)
+    monkeypatch.setattr(attempt, "free_bytes", lambda folder: 0 if folder == bench.server.dump else 1 << 40)
+    with pytest.raises(UserError, match=r"no space left \(.*no room for what it captured\).*need [\d,]+ bytes"):
         bench.extract()
 
 

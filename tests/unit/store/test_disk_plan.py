@@ -1,5 +1,6 @@
 """Bytes that a run still needs."""
 
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import numpy
 import pytest
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
-from hidden_states.store.disk_plan import check_free_space, free_bytes, plan_disk, readable
+from hidden_states.store.disk_plan import DiskPlan, check_free_space, places, plan_disk, readable
 from hidden_states.store.store import Store
 
 SPECIFICATION = SimpleNamespace(fingerprint="a" * 32, layers=(2,), final="pre_norm", dtype="BF16", hidden_size=4)
@@ -63,10 +64,26 @@ def test_formats_that_copy_are_counted_for_every_sample_less_what_is_there(tmp_p
 
 def test_too_little_space_is_refused_with_both_numbers(tmp_path: Path) -> None:
     results = Results(tmp_path / "not" / "there" / "yet")
-    check_free_space(results, 0)
-    with pytest.raises(UserError, match=r"needs 8\.0 PB .*8,000,000,000,000,000 bytes.*are free"):
-        check_free_space(results, 8_000_000_000_000_000)
-    assert free_bytes(results) > 0
+    check_free_space(results, 0, 0)
+    with pytest.raises(UserError, match=r"states needs 8\.0 PB .*8,000,000,000,000,000 bytes.*are free"):
+        check_free_space(results, 8_000_000_000_000_000, 0)
+    check_free_space(results, 0, 8_000_000_000_000_000)  # dumped files become states: they count once
+
+
+def test_a_dump_directory_on_a_file_system_of_its_own_needs_its_own_space(tmp_path: Path) -> None:
+    """/dev/shm is one wherever Linux runs."""
+    results, elsewhere = Results(tmp_path), Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        results.dump.symlink_to(elsewhere)
+        check_free_space(results, 0, 0)
+        with pytest.raises(UserError, match=r"dump needs 8\.0 PB .*lower extraction.concurrency"):
+            check_free_space(results, 0, 8_000_000_000_000_000)
+        assert [(folder, needed) for folder, needed, _ in places(results, DiskPlan(1, 1, 5, 3, 2))] == [
+            (results.root, 7),
+            (results.dump, 3),
+        ]
+    finally:
+        elsewhere.rmdir()
 
 
 def test_bytes_are_readable() -> None:
