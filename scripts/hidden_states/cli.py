@@ -1,6 +1,7 @@
 """``hidden-states``: the steps of the workflow by hand, one verb each."""
 
 import argparse
+import errno
 import importlib
 import logging
 import sys
@@ -41,6 +42,14 @@ def main(arguments: list[str] | None = None) -> int:
         parsed.run(_settings(parsed, results), results, parsed)
     except UserError as error:
         log.error("error: %s", error)
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        log.error(
+            "error: no space left (%s); make room, then run `snakemake --cores 8 all` again: what is finished stays",
+            error,
+        )
         return 1
     except KeyboardInterrupt:
         log.error("interrupted; what is finished stays, and running again goes on from there")
