@@ -1,4 +1,7 @@
-"""A real SGLang server on the CPU with the capture plug-in, and what its states are compared with."""
+"""A real SGLang server with the capture plug-in, and what its states are compared with.
+
+It runs on the CPU, or where ``HIDDEN_STATES_TEST_DEVICE=cuda`` says so on the first GPU.
+"""
 
 import json
 import os
@@ -23,6 +26,23 @@ from safetensors.torch import load_file
 PREFIX = "hs-test-"
 FINGERPRINT = "ab" * 16
 START_SECONDS = 150
+DEVICE = os.environ.get("HIDDEN_STATES_TEST_DEVICE", "cpu")
+DEVICE_FLAGS = {
+    "cpu": ["--device", "cpu", "--attention-backend", "torch_native", "--sleep-on-idle"],
+    "cuda": [
+        "--device",
+        "cuda",
+        "--attention-backend",
+        "triton",
+        "--sampling-backend",
+        "pytorch",
+        "--grammar-backend",
+        "none",
+        "--disable-prefill-cuda-graph",
+        "--mem-fraction-static",
+        "0.3",
+    ],
+}
 
 
 @dataclass
@@ -83,9 +103,10 @@ def capture_server(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
+    paths = [*([cpu.pythonpath()] if DEVICE == "cpu" else []), *python_path]
     variables = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(path) for path in (cpu.pythonpath(), *python_path)),
-        "SGLANG_USE_CPU_ENGINE": "1",
+        "PYTHONPATH": os.pathsep.join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "SGLANG_USE_CPU_ENGINE": "1" if DEVICE == "cpu" else "0",
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         "SGLANG_HS_DUMP_DIR": str(dump),
         "SGLANG_HS_FINGERPRINT": FINGERPRINT,
@@ -94,9 +115,9 @@ def capture_server(
         **(environment or {}),
     }
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--attention-backend", "torch_native"]
+    command += ["--host", "127.0.0.1", "--port", str(port), *DEVICE_FLAGS[DEVICE]]
     command += ["--max-total-tokens", "65536", "--chunked-prefill-size", "128", "--disable-radix-cache"]
-    command += ["--skip-server-warmup", "--sleep-on-idle"]
+    command += ["--skip-server-warmup"]
     with open(log, "wb") as output:
         process = subprocess.Popen(
             command, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

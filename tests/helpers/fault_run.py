@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import torch
 from datasets import load_from_disk
-from safetensors.torch import load_file
-
 from helpers.snakemake_run import Workflow
+from safetensors.torch import load_file
 
 LARGEST_MEDIAN = 0.05
 """Of the relative error per token between two computations of a state: a prompt computed in other company is rounded
@@ -91,8 +90,14 @@ def assert_totals_add_up(workflow: Workflow) -> None:
 
 
 def server_processes(slots: Path) -> list[psutil.Process]:
-    """Every process of servers and keepers whose environment names ``slots``."""
-    return [process for process in psutil.process_iter() if _environment(process).get("HIDDEN_STATES_SLOT_DIR") == str(slots)]
+    """Every process of servers, keepers and steps whose environment names ``slots``, and all that they started: SGLang's
+    schedulers overwrite what the system shows of their environment when they give themselves a title."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        if _environment(process).get("HIDDEN_STATES_SLOT_DIR") == str(slots):
+            found[process.pid] = process
+            found.update((child.pid, child) for child in _children(process))
+    return list(found.values())
 
 
 def schedulers(slots: Path) -> list[psutil.Process]:
@@ -115,6 +120,13 @@ def kill_everything(slots: Path) -> None:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
                 continue
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:
