@@ -90,8 +90,10 @@ def assert_totals_add_up(workflow: Workflow) -> None:
 
 
 def server_processes(slots: Path) -> list[psutil.Process]:
-    """Every process of servers, keepers and steps whose environment names ``slots``, and all that they started: SGLang's
-    schedulers overwrite what the system shows of their environment when they give themselves a title."""
+    """Every process of servers, keepers and steps whose environment names ``slots``, and all that they started.
+
+    SGLang's schedulers overwrite what the system shows of their environment when they give themselves a title.
+    """
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         if _environment(process).get("HIDDEN_STATES_SLOT_DIR") == str(slots):

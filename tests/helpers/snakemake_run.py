@@ -46,6 +46,13 @@ class Workflow:
         output, _ = process.communicate(timeout=900)
         return process.returncode, output
 
+    def call(self, verb: str, *arguments: str) -> str:
+        """What ``hidden-states`` prints for a verb on the results of this run; it must succeed."""
+        command = [sys.executable, "-m", "hidden_states.cli", verb, "--results", str(self.folder / "results")]
+        done = subprocess.run([*command, *arguments], env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def calls(self) -> list[str]:
         """What was called since the last time, where ``hidden-states`` is the fake."""
         log = self.folder / "calls.log"
