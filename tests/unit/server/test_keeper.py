@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.file_systems import small_file_system
 from hidden_states.server.keeper import Start
 from hidden_states.server.processes import end_group, end_process, group_members, is_running, start_time
 from hidden_states.server.record import FAILED, READY, STARTING, STOPPED, Record, read_record
@@ -188,6 +189,16 @@ def test_a_dump_folder_that_is_a_link_is_refused(run):
     assert "is a link" in run.become(FAILED).reason
     run.ended()
     assert (elsewhere / "precious").exists()
+
+
+def test_a_dump_folder_without_room_is_named_before_a_server_starts(run):
+    """Such a server could not even announce its plug-in."""
+    run.dump = run.dump.parent / "small" / "dump"
+    with small_file_system(run.dump.parent, "32k"):
+        run.start()
+        assert f"no space left: the dump directory {run.dump} has room for" in run.become(FAILED).reason
+        run.ended()
+    assert run.record.server_pid == 0
 
 
 def test_a_healthy_server_without_the_plug_in_is_refused(run):
