@@ -20,7 +20,7 @@ from hidden_states.server.http import open_local
 from hidden_states.server.keeper import Start, log_tail
 from hidden_states.server.processes import end_group, end_process, is_running
 from hidden_states.server.record import FAILED, READY, STARTING, Record, read_record, write_private
-from hidden_states.server.slots import Slot, acquire, all_slots, host_records, neighbours, slot_folder
+from hidden_states.server.slots import Slot, acquire, all_slots, host_records, neighbours, seconds_unused, slot_folder
 from hidden_states.server.specification import ServerSpecification
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,9 @@ POLL_SEC = 0.3
 MESSAGE_SEC = 10
 KEEPER_END_SEC = 15
 """A keeper needs 3 s to stop its server; after this it is killed, and the server with it."""
+PATIENCE_SEC = 10
+"""How long the server of another run must have been unused before it is stopped for ours. Its next chunk takes it
+sooner than that: otherwise two runs would start a server for every chunk in turn."""
 VARYING = ("self_check", "max_req_input_len")
 """Keys of ready.json that may differ between two starts of the same server."""
 
@@ -43,7 +46,8 @@ def lease(
     check, differs from ``ready.json``, or takes no prompts of that length.
     """
     slots = all_slots(specification.device, settings["server"]["slots"], specification.tensor_parallel_size)
-    with acquire(slots) as slot:
+    run = str(results.root.resolve())
+    with acquire(slots, lambda slot: _in_use_by_another(slot, run)) as slot:
         server = LeasedServer(settings, results, specification, slot)
         server.make_ready()
         refuse_longer(server, longest)
@@ -277,6 +281,12 @@ class LeasedServer:
                 f"this server is not the one that {self._results.ready} describes: {'; '.join(differs)}. If the change "
                 "is meant, delete that file and run `snakemake --cores 8 all` again."
             )
+
+
+def _in_use_by_another(slot: Slot, run: str) -> bool:
+    """Whether the devices of a free slot have the server of another run, between two of its chunks as it seems."""
+    others = any(_is_kept(record) and record.run != run for _, record in neighbours(slot))
+    return others and seconds_unused(slot) < PATIENCE_SEC
 
 
 def _is_kept(record: Record) -> bool:

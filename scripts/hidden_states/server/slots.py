@@ -13,7 +13,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,15 +99,24 @@ def all_slots(device: str, count: int, tensor_parallel_size: int) -> list[Slot]:
 
 
 @contextlib.contextmanager
-def acquire(slots: list[Slot]) -> Iterator[Slot]:
-    """Hold one of ``slots`` inside the block, waiting until one is free; the waiting is logged with who holds them."""
+def acquire(slots: list[Slot], left_to_another: Callable[[Slot], bool] = lambda slot: False) -> Iterator[Slot]:
+    """Hold one of ``slots`` inside the block, waiting until one is free; the waiting is logged with who holds them.
+
+    A free slot of which ``left_to_another`` is true counts as taken.
+    """
     start = time.monotonic()
     told = start - WAITING_MESSAGE_SEC + FIRST_MESSAGE_SEC
     while True:
         for slot in slots:
             with contextlib.ExitStack() as stack:
-                if try_lock(stack, slot.lease_files, note=f"pid {os.getpid()} in {os.getcwd()}"):
-                    yield slot
+                if try_lock(stack, slot.lease_files) and not left_to_another(slot):
+                    for file in slot.lease_files:
+                        file.write_text(f"pid {os.getpid()} in {os.getcwd()}")
+                    try:
+                        yield slot
+                    finally:
+                        for file in slot.lease_files:
+                            os.utime(file)
                     return
         if time.monotonic() - told >= WAITING_MESSAGE_SEC:
             told = time.monotonic()
@@ -131,6 +140,11 @@ def try_lock(stack: contextlib.ExitStack, files: list[Path], shared: bool = Fals
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, note.encode(), 0)
     return True
+
+
+def seconds_unused(slot: Slot) -> float:
+    """Since a client of the slot last took it or gave it back (one that was killed only took it)."""
+    return time.time() - max(file.stat().st_mtime for file in slot.lease_files)
 
 
 def is_locked(files: list[Path]) -> bool:

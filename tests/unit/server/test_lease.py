@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -99,7 +100,8 @@ def test_a_hung_server_is_replaced(stub, results):
 
 
 @pytest.mark.parametrize("change", ["specification", "run"])
-def test_a_warm_server_of_other_settings_or_another_run_is_stopped_first(stub, results, tmp_path, change):
+def test_a_warm_server_of_other_settings_or_another_run_is_stopped_first(stub, results, tmp_path, change, monkeypatch):
+    monkeypatch.setattr(lease_module, "PATIENCE_SEC", 0)
     settings = stub()
     with leased(settings, results):
         record = record_of(settings, results)
@@ -112,6 +114,32 @@ def test_a_warm_server_of_other_settings_or_another_run_is_stopped_first(stub, r
         with leased(settings, other):
             assert group_members(record.server_pid, record.server_start) == []
     finally:
+        stop_servers(other)
+
+
+def test_a_server_between_two_chunks_of_another_run_is_left_to_it(stub, results, tmp_path, monkeypatch):
+    """Otherwise two runs would take the devices from each other after every chunk, with a start each time."""
+    monkeypatch.setattr(lease_module, "PATIENCE_SEC", 2)
+    settings, other, taken = stub(), Results(tmp_path / "other" / "results"), []
+
+    def work_for_the_other() -> None:
+        with leased(settings, other):
+            taken.append(time.monotonic())
+
+    with leased(settings, results) as server:
+        prefix = server.rid_prefix
+        waiting = threading.Thread(target=work_for_the_other)
+        waiting.start()
+    try:
+        time.sleep(1)
+        with leased(settings, results) as server:
+            assert server.rid_prefix == prefix
+            time.sleep(1.5)
+        released = time.monotonic()
+        waiting.join(30)
+        assert taken[0] - released > 1.9
+    finally:
+        waiting.join(30)
         stop_servers(other)
 
 
