@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from hidden_states.capture import cpu
+from hidden_states.server.arguments import to_flags
 from hidden_states.store.checksums import check_state_file
 from safetensors.torch import load_file
 
@@ -27,21 +28,17 @@ PREFIX = "hs-test-"
 FINGERPRINT = "ab" * 16
 START_SECONDS = 150
 DEVICE = os.environ.get("HIDDEN_STATES_TEST_DEVICE", "cpu")
-DEVICE_FLAGS = {
-    "cpu": ["--device", "cpu", "--attention-backend", "torch_native", "--sleep-on-idle"],
-    "cuda": [
-        "--device",
-        "cuda",
-        "--attention-backend",
-        "triton",
-        "--sampling-backend",
-        "pytorch",
-        "--grammar-backend",
-        "none",
-        "--disable-prefill-cuda-graph",
-        "--mem-fraction-static",
-        "0.3",
-    ],
+DEVICE_ARGUMENTS = {
+    "cpu": {"device": "cpu", "attention_backend": "torch_native", "sleep_on_idle": True},
+    "cuda": {
+        "device": "cuda",
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "disable_prefill_cuda_graph": True,
+        "disable_decode_cuda_graph": True,
+        "mem_fraction_static": 0.3,
+    },
 }
 
 
@@ -115,7 +112,7 @@ def capture_server(
         **(environment or {}),
     }
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), *DEVICE_FLAGS[DEVICE]]
+    command += ["--host", "127.0.0.1", "--port", str(port), *to_flags(DEVICE_ARGUMENTS[DEVICE])]
     command += ["--max-total-tokens", "65536", "--chunked-prefill-size", "128", "--disable-radix-cache"]
     command += ["--skip-server-warmup"]
     with open(log, "wb") as output:

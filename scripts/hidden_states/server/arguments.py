@@ -94,6 +94,7 @@ NEUTRAL = frozenset(
         "max_total_tokens",
         "max_running_requests",
         "max_queued_requests",
+        "disable_decode_cuda_graph",
         "tokenizer_path",
         "tokenizer_mode",
         "tokenizer_worker_num",

@@ -25,6 +25,8 @@ def command(specification: ServerSpecification) -> list[str]:
         "trust_remote_code": specification.trust_remote_code,
         # A replayed CUDA graph would skip the hooks; on the CPU there are none.
         "disable_prefill_cuda_graph": specification.device == "cuda",
+        # Nothing is decoded here: recording its graphs would only cost time at every start, and device memory.
+        "disable_decode_cuda_graph": specification.device == "cuda",
     }
     python = [*specification.launcher, "python3"] if specification.launcher else [sys.executable]
     return [*python, "-m", "sglang.launch_server", *to_flags(ours | specification.arguments)]
