@@ -9,7 +9,7 @@ from helpers.file_systems import SmallFileSystem, small_file_system
 from helpers.snakemake_run import Workflow
 from helpers.survived import assert_survived, published
 
-pytestmark = [pytest.mark.faults, pytest.mark.server, pytest.mark.workflow]
+pytestmark = [pytest.mark.faults, pytest.mark.server, pytest.mark.workflow, pytest.mark.timeout(1800)]
 
 ROOM = "16m"
 """More than all states of the run."""

@@ -21,7 +21,7 @@ from hidden_states.server.record import READY, Record, write_record
 from hidden_states.server.slots import Slot, all_slots
 from safetensors import safe_open
 
-pytestmark = [pytest.mark.faults, pytest.mark.server, pytest.mark.workflow]
+pytestmark = [pytest.mark.faults, pytest.mark.server, pytest.mark.workflow, pytest.mark.timeout(1800)]
 
 START_SECONDS = 300
 """Enough for a server to start beside others on few cores."""
