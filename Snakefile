@@ -11,7 +11,7 @@ include: "rules/common.smk"
 rule all:
     input:
         manifests=expand("results/chunks/{chunk}/manifest.parquet", chunk=CHUNKS),
-        dataset="results/dataset/speculators/provenance.json",
+        dataset=hs.datasets(SETTINGS),
         report="results/report/run.html",
 
 

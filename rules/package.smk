@@ -1,5 +1,5 @@
-# Token files, manifests and the store → the dataset that the speculators trainer reads, in results/dataset/speculators, by
-# hard links. Only provenance.json is Snakemake's: it deletes outputs before a job, and the rest is kept where it is right.
+# Token files, manifests and the store → the datasets that trainers read, a folder of results/dataset for each format.
+# Only provenance.json is Snakemake's: it deletes outputs before a job, and the rest is kept where it is right.
 
 
 rule package:
@@ -11,7 +11,7 @@ rule package:
         ready=ancient("results/server/ready.json"),
         ticket=lambda wildcards: hs.ticket("dataset"),
     output:
-        provenance="results/dataset/speculators/provenance.json",
+        provenance=hs.datasets(SETTINGS),
     log:
         "logs/package.log",
     conda:

@@ -4,7 +4,7 @@
 rule report:
     input:
         summary="results/tokens/summary.json",
-        provenance="results/dataset/speculators/provenance.json",
+        provenance=hs.datasets(SETTINGS),
     output:
         page=report(
             "results/report/run.html",

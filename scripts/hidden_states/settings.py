@@ -19,36 +19,32 @@ from hidden_states.errors import UserError
 from hidden_states.layout import Results
 
 DEMO = "demo"
+V1 = "speculators-v1"
+"""A format, and the layers that go with it: captured where it is the only one and no others are asked for."""
+
 REQUIRED = (("model", "path"), ("conversations", "files"))
 """Keys that a user's own configuration must have, so that no demo value leaks into a real run."""
 
 
-def load(files: Iterable[Path], schema: Path) -> dict[str, Any]:
-    """The settings of a user's configuration files, later ones over earlier ones.
+def load(files: Iterable[Path], schema: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The settings of a user's configuration files, later ones over earlier ones, ``changes`` over all.
 
-    Relative paths are looked up beside the file that has them. Raises UserError naming file and key.
+    Relative paths are looked up beside the file that has them, those of ``changes`` (of ``snakemake --config``) in the
+    working directory. Raises UserError naming file and key.
     """
     merged: dict[str, Any] = {}
     for file in files:
         content = _read(file)
         _absolute_paths(content, file.resolve().parent)
         merged = _merge(merged, content)
-    return check(merged, schema, own=True)
+    return check(_merge(merged, _of_working_directory(changes)), schema, own=True)
 
 
-def load_demo(file: Path, schema: Path, repository: Path) -> dict[str, Any]:
-    """The settings of the demo configuration; its paths are relative to the repository."""
+def load_demo(file: Path, schema: Path, repository: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The settings of the demo configuration, whose paths are relative to the repository, and ``changes`` over them."""
     content = _read(file)
     _absolute_paths(content, repository)
-    return check(content, schema, own=False)
-
-
-def overlay(settings: dict[str, Any], changes: dict[str, Any], schema: Path) -> dict[str, Any]:
-    """``settings`` with ``changes`` (of ``snakemake --config``) over them; their relative paths are those of the
-    working directory."""
-    changes = deepcopy(changes)
-    _absolute_paths(changes, Path.cwd())
-    return check(_merge(settings, changes), schema, own=False)
+    return check(_merge(content, _of_working_directory(changes)), schema, own=False)
 
 
 def check(config: dict[str, Any], schema: Path, own: bool) -> dict[str, Any]:
@@ -65,7 +61,10 @@ def check(config: dict[str, Any], schema: Path, own: bool) -> dict[str, Any]:
         for section, key in REQUIRED:
             if key not in config.get(section, {}):
                 raise UserError(f"config key {section}.{key} is missing; your configuration must have it.")
-    return _with_defaults(rules, config)
+    settings = _with_defaults(rules, config)
+    if "layers" not in config.get("capture", {}) and settings["packaging"]["formats"] == [V1]:
+        settings["capture"]["layers"] = V1
+    return settings
 
 
 def read_resolved(results: Results, schema: Path) -> dict[str, Any]:
@@ -86,6 +85,12 @@ def model_folder(settings: dict[str, Any], results: Results) -> Path:
             raise UserError(f"the demo model is not in {results.demo_model}; run `hidden-states demo-model` first.")
         return results.demo_model
     return resolve_model(path, settings["model"]["revision"])
+
+
+def _of_working_directory(changes: dict[str, Any] | None) -> dict[str, Any]:
+    changes = deepcopy(changes or {})
+    _absolute_paths(changes, Path.cwd())
+    return changes
 
 
 def _is_integer(checker: Any, value: Any) -> bool:

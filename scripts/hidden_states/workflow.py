@@ -31,8 +31,9 @@ def load_settings(
 ) -> dict[str, Any]:
     """The settings of a run: the user's files, or the demo's where there are none, under ``--config`` values."""
     files = list(configfiles)
-    settings = configuration.load(files, schema) if files else configuration.load_demo(demo, schema, repository)
-    return configuration.overlay(settings, overrides, schema) if overrides else settings
+    if files:
+        return configuration.load(files, schema, overrides)
+    return configuration.load_demo(demo, schema, repository, overrides)
 
 
 def conversation_files(settings: dict[str, Any]) -> list[str]:
@@ -74,6 +75,11 @@ def state_triggers(settings: dict[str, Any]) -> str:
             "sglang": None if server["launcher"] else _version("sglang"),
         }
     )
+
+
+def datasets(settings: dict[str, Any]) -> list[str]:
+    """The last file that packaging writes of each format, in the order of the settings."""
+    return [str(RESULTS.dataset(name) / "provenance.json") for name in settings["packaging"]["formats"]]
 
 
 def package_triggers(settings: dict[str, Any]) -> str:
@@ -149,7 +155,8 @@ class Run:
             return
         subprocess.run(["hidden-states", "stop-server", "--results", str(RESULTS.root)], check=False)
         if success and "all" in self._targets:
-            print("\n".join(closing_lines(RESULTS, repeat=self._repeat)))
+            for name in self._settings["packaging"]["formats"]:
+                print("\n".join(closing_lines(RESULTS, name, self._repeat)))
 
 
 def _end_run(number: int, frame: FrameType | None) -> None:

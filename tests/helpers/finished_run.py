@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import xxhash
 from hidden_states.files import write_json
 from hidden_states.layout import Results, chunk_name
-from hidden_states.packaging.speculators import package
+from hidden_states.packaging import speculators, speculators_v1
 from hidden_states.store.checksums import file_checksum
 from hidden_states.store.manifest import write_manifest
 from hidden_states.store.state_file import StateHeader, sample_key
@@ -51,6 +51,7 @@ class Run:
     layers: tuple[int, ...] = (2, 4, 5)
     fingerprint: str = FINGERPRINT
     link: str = "hard"
+    format_name: str = "speculators"
     model: Path | None = None
     vocabulary: int = VOCABULARY
     results: Results = field(init=False)
@@ -64,14 +65,14 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        return self.results.dataset("speculators")
+        return self.results.dataset(self.format_name)
 
     @property
     def settings(self) -> dict:
         return {
             "model": {"path": str(self.model), "revision": None, "trust_remote_code": False},
             "extraction": {"chunks": len(self.chunks)},
-            "packaging": {"formats": ["speculators"], "link": self.link},
+            "packaging": {"formats": [self.format_name], "link": self.link},
         }
 
     def write(self) -> "Run":
@@ -145,7 +146,8 @@ class Run:
 
     def package(self) -> dict:
         """Package, and return the provenance."""
-        package(self.settings, self.results, self.model)
+        writer = speculators_v1 if self.format_name == speculators_v1.FORMAT else speculators
+        writer.package(self.settings, self.results, self.model)
         return json.loads((self.folder / "provenance.json").read_text())
 
     def snapshot(self) -> dict[str, tuple[int, int, str]]:

@@ -22,7 +22,8 @@ def run(settings: dict[str, Any], results: Results, arguments: argparse.Namespac
     from hidden_states.report.page import page
     from hidden_states.report.table import chunk_csv
 
-    figures = gather(results, settings["extraction"]["chunks"])
+    name = settings["packaging"]["formats"][0]
+    figures = gather(results, settings["extraction"]["chunks"], name)
     write_text(results.report / "run.csv", chunk_csv(figures))
-    write_text(results.report / "run.html", page(figures, str(results.dataset("speculators"))))
+    write_text(results.report / "run.html", page(figures, str(results.dataset(name))))
     log.info("report: %s", results.report / "run.html")

@@ -34,7 +34,7 @@ def closing_lines(results: Results, format_name: str = "speculators", repeat: st
             f"  failed and left out: {counts['failed']:,} ({_listed(counts['failed_reasons'])}); to try again:"
         )
         lines.append(f"  snakemake --cores 8 all {repeat + ' ' if repeat else ''}-R {manifests}")
-    if content["layers"]["final"] == "post_norm":
+    if content["layers"]["final"] == "post_norm" and format_name == "speculators":
         lines.append("  The final state is after the norm: speculators from 0.5 on would apply the norm a second time.")
     lines += ["Train on it:", f"  {content['train']}"]
     return lines

@@ -18,9 +18,14 @@ TOKEN_FREQ = "token_freq.pt"
 
 
 def write_token_frequencies(
-    results: Results, survey: Survey, token_checksums: dict[str, str], embedding_rows: int, record: Record
+    results: Results,
+    survey: Survey,
+    token_checksums: dict[str, str],
+    embedding_rows: int,
+    record: Record,
+    name: str = TOKEN_FREQ,
 ) -> None:
-    """Bring ``token_freq.pt`` up to date: a ``dict[int, int]`` from token id to its count where ``loss_mask`` is 1.
+    """Bring the file ``name`` up to date: a ``dict[int, int]`` from token id to its count where ``loss_mask`` is 1.
 
     ``embedding_rows`` bounds the ids. Warns when the trainer has cached vocabulary mappings made from other counts.
     """
@@ -42,12 +47,12 @@ def write_token_frequencies(
         torch.save({int(token): int(counts[token]) for token in np.flatnonzero(counts)}, buffer)
         stream.write(buffer.getvalue())
 
-    record.write(TOKEN_FREQ, make, source)
+    record.write(name, make, source)
     stale = sorted(path.name for path in record.folder.glob("[dt]2[dt]-*.npy"))
-    if TOKEN_FREQ in record.changed and stale:
+    if name in record.changed and stale:
         log.warning(
             "%s changed, but the trainer would still use %s, made from the earlier counts; remove them before "
             "training a new drafter.",
-            record.folder / TOKEN_FREQ,
+            record.folder / name,
             ", ".join(stale),
         )

@@ -61,7 +61,7 @@ def link_states(
         # Strings, as a path object costs more than the system call it is for.
         source, name = f"{results.root}/{row.file}", state_name(row.row)
         target, temporary = f"{folder}/{name}", f"{folder}/.{name}.{os.getpid()}.tmp"
-        status = _published(source, row)
+        status = published_state(source, row)
         if _is_right(target, status, copy) and not (
             copy and f"{STATES}/{name}" in suspect and not _has_content(target, row)
         ):
@@ -85,7 +85,7 @@ def link_states(
     return figures
 
 
-def _published(source: str, row: StateRow) -> os.stat_result:
+def published_state(source: str, row: StateRow) -> os.stat_result:
     """The state file's status; raises UserError unless it is the very file that the manifest published."""
     try:
         status = os.stat(source)

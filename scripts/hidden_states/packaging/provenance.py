@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import hidden_states
-from hidden_states.checkpoint import TextConfig
 from hidden_states.packaging.drafter import drafter_ids, slot_words
-from hidden_states.packaging.survey import Survey
-from hidden_states.store.state_file import StateHeader
+from hidden_states.packaging.inputs import Inputs
 
 PROVENANCE_VERSION = 1
 TRAINER_SEQUENCE = 8192
@@ -23,31 +21,22 @@ TRAINER_SEQUENCE = 8192
 PACKAGES = ["torch", "transformers", "tokenizers", "sglang", "safetensors", "pyarrow", "numpy"]
 
 
-def provenance(
-    folder: Path,
-    settings: dict[str, Any],
-    model_folder: Path,
-    model: TextConfig,
-    header: StateHeader,
-    survey: Survey,
-    summary: dict[str, Any],
-    server: dict[str, Any],
-) -> dict[str, Any]:
-    """Everything there is to know about the dataset in ``folder``.
-
-    ``header`` is that of one state file (all have the same fingerprint, layers and final state), ``summary`` is
-    ``tokens/summary.json``, ``server`` is ``server/ready.json``.
-    """
-    content = {
+def provenance(format_name: str, inputs: Inputs) -> dict[str, Any]:
+    """Everything there is to know about a dataset of this format, but for how to train on it."""
+    settings, model, header, survey, summary, server = (
+        *(inputs.settings, inputs.model, inputs.header),
+        *(inputs.survey, inputs.summary, inputs.server),
+    )
+    return {
         "provenance_version": PROVENANCE_VERSION,
-        "format": "speculators",
+        "format": format_name,
         "made_by": {"hidden_states": hidden_states.__version__},
         "fingerprint": survey.fingerprint,
         "content": survey.content,
         "model": {
             "name": "the demo model" if settings["model"]["path"] == "demo" else Path(settings["model"]["path"]).name,
             "path": settings["model"]["path"],
-            "folder": os.path.abspath(model_folder),
+            "folder": os.path.abspath(inputs.model_folder),
             "revision": settings["model"]["revision"],
             "architectures": list(model.architectures),
             "model_type": model.model_type,
@@ -84,7 +73,6 @@ def provenance(
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "settings": settings,
     }
-    return {**content, "train": train_command(folder, content)}
 
 
 def train_command(folder: Path, content: dict[str, Any]) -> str:

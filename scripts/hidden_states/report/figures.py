@@ -58,12 +58,12 @@ class RunFigures:
         return self.total("computed_tokens") / seconds if seconds else None
 
 
-def gather(results: Results, num_chunks: int) -> RunFigures:
-    """Read everything. Raises UserError when a step's record is missing."""
+def gather(results: Results, num_chunks: int, format_name: str = "speculators") -> RunFigures:
+    """Read everything; the provenance is that of this format. Raises UserError when a step's record is missing."""
     run = RunFigures(
         summary=_read(results.summary),
         server=_read(results.ready),
-        provenance=_read(results.dataset("speculators") / "provenance.json"),
+        provenance=_read(results.dataset(format_name) / "provenance.json"),
     )
     for index in range(num_chunks):
         run.chunks.append(_chunk(results, chunk_name(index), run))

@@ -17,6 +17,9 @@ from hidden_states.store.store import Store
 V1_EXTRA_BYTES_PER_TOKEN = 8
 """speculators-v1 keeps the loss mask, as int64, beside ids and states."""
 
+V1_ENTRIES, V1_BYTES_PER_ENTRY = 6, 300
+"""Most that a file of speculators-v1 takes beside tensors, for each of its slots and its other entries."""
+
 DUMPED_PER_REQUEST = 2
 """Samples in the dump directory for each request in flight: files are checked while the server goes on."""
 
@@ -100,7 +103,7 @@ def plan_disk(
         num_states=int(tokens.size),
         states_bytes=states,
         dump_bytes=min(states, DUMPED_PER_REQUEST * settings["extraction"]["concurrency"] * longest),
-        copies_bytes=_copies_bytes(settings, results, header * num_samples, per_token * all_tokens, all_tokens),
+        copies_bytes=_copies_bytes(settings, results, specification, num_samples, all_tokens),
     )
 
 
@@ -173,14 +176,24 @@ def _state_bytes(specification: Specification) -> Any:
     return size_of
 
 
-def _copies_bytes(settings: dict[str, Any], results: Results, headers: int, states: int, num_tokens: int) -> int:
+def v1_file_bytes(num_slots: int) -> int:
+    """Bytes of a speculators-v1 file beside its tensors, at most."""
+    return V1_BYTES_PER_ENTRY * (num_slots + V1_ENTRIES)
+
+
+def _copies_bytes(
+    settings: dict[str, Any], results: Results, specification: Specification, num_samples: int, num_tokens: int
+) -> int:
     """Bytes of the packaged formats that do not link, less what is there of them already."""
+    size_of = _state_bytes(specification)
+    header, per_token = size_of(0), size_of(1) - size_of(0)
     total = 0
     for name in settings["packaging"]["formats"]:
         if name == "speculators-v1":
-            size = states + V1_EXTRA_BYTES_PER_TOKEN * num_tokens
+            size = v1_file_bytes(len(specification.layers) + 1) * num_samples
+            size += (per_token + V1_EXTRA_BYTES_PER_TOKEN) * num_tokens
         elif settings["packaging"]["link"] == "copy":
-            size = headers + states
+            size = header * num_samples + per_token * num_tokens
         else:
             continue
         total += max(0, size - _folder_bytes(results.dataset(name)))

@@ -6,7 +6,7 @@
 | manifests | token files; one fingerprint, the configuration's |
 | state files, read in full | header, checksum, ids, finite values; the manifest's checksum, inode and time |
 | ``qa/{chunk}.json`` | the manifest |
-| dataset | its own checksums; manifests row by row; inodes of the store |
+| datasets | their own checksums; manifests row by row; inodes of the store, or copies in full |
 | whatever else is in the store | nothing may be foreign or broken; orphans are counted |
 
 What is damaged goes into the tickets that ``all`` repairs it by.
@@ -21,7 +21,7 @@ from hidden_states.errors import UserError
 from hidden_states.layout import Results, chunk_name
 from hidden_states.progress import Progress
 from hidden_states.verification.findings import Findings
-from hidden_states.verification.package import check_package
+from hidden_states.verification.package import check_packages
 from hidden_states.verification.rows import Kind
 from hidden_states.verification.states import (
     Seen,
@@ -75,9 +75,8 @@ def verify(settings: dict[str, Any], results: Results, specification: Any | None
     ticket_other_chunks(results, chunks, findings)
     check_rest_of_store(results, findings, seen)
     _check_records(results, records, findings)
-    copy = settings["packaging"]["link"] == "copy"
     manifests_good = len(records) == len(chunks) and len(tokens_good) == len(chunks)
-    check_package(results, len(chunks), copy, manifests_good, findings)
+    check_packages(settings, results, len(chunks), manifests_good, findings)
     _note_left_over(results, set(chunks), findings)
     findings.write_tickets(results)
     return verified

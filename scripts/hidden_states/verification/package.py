@@ -1,4 +1,4 @@
-"""The packaged dataset against manifests and store: every link or copy, every generated file, every row."""
+"""The packaged datasets against manifests and store: every link or copy, every generated file, every row."""
 
 import json
 import os
@@ -11,39 +11,90 @@ import pyarrow.ipc
 
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
+from hidden_states.packaging import speculators_v1
 from hidden_states.packaging.links import OURS, STATES, state_name
 from hidden_states.packaging.record import CHECKSUMS, PROVENANCE
-from hidden_states.packaging.speculators import FORMAT
+from hidden_states.packaging.sample_file import sample_problem
+from hidden_states.packaging.samples import SampleRow, foreign_samples, sample_rows
 from hidden_states.packaging.survey import StateRow, Survey, state_rows, survey_rows
+from hidden_states.pool import parallel
 from hidden_states.progress import Progress
 from hidden_states.store.checksums import StateFileError, check_state_file, file_checksum
 from hidden_states.verification.findings import Findings
-from hidden_states.verification.pool import parallel
 
 
-def check_package(results: Results, num_chunks: int, copy: bool, manifests_good: bool, findings: Findings) -> None:
-    """Check ``dataset/speculators``. Without good manifests nobody knows its rows: then only the files that it
-    recorded itself are checked. ``copy``: the states are copies, which are read in full, and no links."""
-    folder = results.dataset(FORMAT)
-    if not folder.is_dir():
-        findings.add("datasets not packaged yet", folder, "there is no dataset")
-        return
-    shards = _check_recorded(results, folder, findings)
-    if not manifests_good:
-        return
-    try:
-        survey = survey_rows(results, num_chunks)
-    except UserError as error:
-        findings.add("manifests that do not go together", folder, error)
+def check_packages(
+    settings: dict[str, Any], results: Results, num_chunks: int, manifests_good: bool, findings: Findings
+) -> None:
+    """Check the dataset of every format in the settings. Without good manifests nobody knows its rows: then only the
+    files that it recorded itself are checked."""
+    formats = settings["packaging"]["formats"]
+    survey, problem = None, None
+    if manifests_good:
+        try:
+            survey = survey_rows(results, num_chunks)
+        except UserError as error:
+            problem = error
+    for name in formats:
+        folder = results.dataset(name)
+        if not folder.is_dir():
+            findings.add("datasets not packaged yet", folder, "there is no dataset")
+        elif name == speculators_v1.FORMAT:
+            _check_v1(results, folder, survey, findings)
+        else:
+            _check_links(results, folder, survey, settings["packaging"]["link"] == "copy", findings)
+        if problem is not None:
+            findings.add("manifests that do not go together", folder, problem)
+    for folder in sorted(results.dataset(formats[0]).parent.glob("*/")):
+        if folder.name not in formats:
+            size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+            findings.notes.append(f"{folder} is not in packaging.formats; it stays as it is, {size:,} bytes")
+
+
+def _check_links(results: Results, folder: Path, survey: Survey | None, copy: bool, findings: Findings) -> None:
+    """``dataset/speculators``. ``copy``: the states are copies, which are read in full, and no links."""
+    recorded = _check_recorded(results, folder, {"dataset_info.json", "state.json"}, findings)
+    shards = sorted(name for name in recorded or {} if name.endswith(".arrow"))
+    if recorded is not None:
+        for path in sorted(folder.glob("data-*.arrow")):
+            if path.name not in shards:
+                _report(results, path, "it is no part of the dataset", findings)
+    if survey is None:
         return
     _check_provenance(results, folder, survey, findings)
     _check_states(results, folder, survey, copy, findings)
-    if shards is not None:
+    if recorded is not None and all(recorded[name] for name in shards):
         _check_table(results, folder, shards, survey, findings)
 
 
-def _check_recorded(results: Results, folder: Path, findings: Findings) -> list[str] | None:
-    """Files against ``checksums.json``; return the names of the shards when all of them are in order."""
+def _check_v1(results: Results, folder: Path, survey: Survey | None, findings: Findings) -> None:
+    """``dataset/speculators-v1``: every file is read in full, and must be made of its row's states and loss mask."""
+    names = {speculators_v1.DATA_CONFIG, speculators_v1.SAMPLE_LENGTHS, speculators_v1.TOKEN_COUNTS}
+    _check_recorded(results, folder, names, findings)
+    if survey is None:
+        return
+    _check_provenance(results, folder, survey, findings)
+    progress = Progress("dataset", survey.rows, unit="rows", total_tokens=survey.tokens)
+
+    def problem_of(row: SampleRow) -> str | None:
+        return sample_problem(folder / row.name, row.layout, row.source, full=True)
+
+    rows = (row for row in sample_rows(results, survey) if row.state.key not in findings.keys)
+    try:
+        for row, problem in parallel(problem_of, rows):
+            if problem is not None:
+                _report(results, folder / row.name, problem, findings)
+            progress.add(tokens=row.state.num_tokens, num_bytes=row.layout.file_bytes)
+    except UserError as error:
+        findings.add("tokens and manifests that do not go together", folder, error)
+    progress.finish()
+    for path in sorted(foreign_samples(folder, survey.rows)):
+        _report(results, path, "no row of the dataset belongs to it", findings)
+
+
+def _check_recorded(results: Results, folder: Path, names: set[str], findings: Findings) -> dict[str, bool] | None:
+    """Files against ``checksums.json``, which must list ``names`` at least; return which of them are in order, None
+    when it cannot be read."""
     checksums = folder / CHECKSUMS
     try:
         recorded = {
@@ -54,20 +105,15 @@ def _check_recorded(results: Results, folder: Path, findings: Findings) -> list[
         if not (folder / PROVENANCE).is_file():
             _report(results, folder / PROVENANCE, "missing: the dataset is not finished", findings)
         return None
-    expected = {PROVENANCE, "dataset_info.json", "state.json", "README.md"} - recorded.keys()
-    recorded |= dict.fromkeys(expected, (None, None))
-    good = True
+    recorded |= dict.fromkeys(({PROVENANCE, "README.md"} | names) - recorded.keys(), (None, None))
+    good = {}
     for (name, _), problem in parallel(
         lambda item: _file_problem(folder / item[0], *item[1]), sorted(recorded.items())
     ):
         if problem is not None:
             _report(results, folder / name, problem, findings)
-            good = good and not name.endswith(".arrow")
-    shards = sorted(name for name in recorded if name.endswith(".arrow"))
-    for path in sorted(folder.glob("data-*.arrow")):
-        if path.name not in shards:
-            _report(results, path, "it is no part of the dataset", findings)
-    return shards if good else None
+        good[name] = problem is None
+    return good
 
 
 def _file_problem(path: Path, size: int | None, checksum: str | None) -> str | None:

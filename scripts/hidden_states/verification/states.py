@@ -6,11 +6,11 @@ from pathlib import Path
 
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
+from hidden_states.pool import parallel
 from hidden_states.progress import Progress
 from hidden_states.store.checksums import CheckedFile, StateFileError, check_state_file, read_header
 from hidden_states.store.store import HASH_PATTERN, SUFFIX, Store, StoredFile, stale_copies, stored_files
 from hidden_states.verification.findings import Findings
-from hidden_states.verification.pool import parallel
 from hidden_states.verification.rows import (
     Kind,
     ManifestError,

@@ -5,11 +5,11 @@ from typing import Any
 
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
+from hidden_states.pool import parallel
 from hidden_states.store.checksums import file_checksum
 from hidden_states.store.state_file import sample_key
 from hidden_states.store.tokens import check_token_file, iterate_samples
 from hidden_states.verification.findings import Findings
-from hidden_states.verification.pool import parallel
 
 
 def check_tokens(results: Results, chunks: list[str], findings: Findings) -> set[str]:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
-from hidden_states.settings import check, load, load_demo, model_folder, overlay
+from hidden_states.settings import check, load, load_demo, model_folder
 
 OWN = {"model": {"path": "org/model"}, "conversations": {"files": ["a.jsonl"]}}
 
@@ -104,10 +104,35 @@ def test_the_demo_is_relative_to_the_repository(schema, repository):
 
 
 def test_overrides_of_the_command_line_are_checked_too(schema, tmp_path):
-    settings = load([write(tmp_path, OWN)], schema)
-    assert overlay(settings, {"extraction": {"chunks": 2}}, schema)["extraction"]["chunks"] == 2
+    files = [write(tmp_path, OWN | {"extraction": {"chunks": 3, "concurrency": 5}})]
+    assert load(files, schema, {"extraction": {"chunks": 2}})["extraction"]["chunks"] == 2
+    assert load(files, schema, {"extraction": {"chunks": 2}})["extraction"]["concurrency"] == 5
     with pytest.raises(UserError, match="extraction.chunk is not known"):
-        overlay(settings, {"extraction": {"chunk": 2}}, schema)
+        load(files, schema, {"extraction": {"chunk": 2}})
+
+
+def test_paths_of_the_command_line_are_those_of_the_working_directory(schema, tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    changes = {"conversations": {"files": ["own.jsonl"]}}
+    settings = load([write(tmp_path, OWN)], schema, changes)
+    assert settings["conversations"]["files"] == [str(tmp_path / "work" / "own.jsonl")]
+    assert changes == {"conversations": {"files": ["own.jsonl"]}}
+
+
+@pytest.mark.parametrize(
+    ("own", "changes", "layers"),
+    [
+        ({}, {}, "eagle3"),
+        ({"packaging": {"formats": ["speculators-v1"]}}, {}, "speculators-v1"),
+        ({}, {"packaging": {"formats": ["speculators-v1"]}}, "speculators-v1"),
+        ({"packaging": {"formats": ["speculators", "speculators-v1"]}}, {}, "eagle3"),
+        ({"packaging": {"formats": ["speculators-v1"]}, "capture": {"layers": "eagle3"}}, {}, "eagle3"),
+        ({"capture": {"layers": [3, 5]}}, {"packaging": {"formats": ["speculators-v1"]}}, [3, 5]),
+    ],
+)
+def test_the_layers_follow_the_only_format_unless_they_are_given(schema, tmp_path, own, changes, layers):
+    assert load([write(tmp_path, OWN | own)], schema, changes)["capture"]["layers"] == layers
 
 
 @pytest.mark.parametrize(("text", "words"), [("a: [", "is not YAML"), ("- 1", "must hold keys and values")])
