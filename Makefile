@@ -1,18 +1,19 @@
 # make demo         set up, then the whole workflow on the tiny model and the conversations that come with it
 # make test         set up, then every test but the long ones
 # make test-faults  set up, then the long ones: faults injected into whole runs on the real server
+# make test-v1      of the long ones, that of the format speculators-v1 with speculators 0.4, in an environment of its own
 # VENV=<dir> chooses where the environment lives, PYTHON=<program> what it is made with (3.11 or 3.12).
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-faults unit lint lock
+.PHONY: help setup setup-v1 demo test test-faults test-v1 unit lint lock
 
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 RUN := PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(abspath $(VENV))" PYTHONNOUSERSITE=1
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 setup:
 	@VENV="$(VENV)" PYTHON="$(PYTHON)" bash envs/setup.sh
@@ -24,8 +25,14 @@ demo: setup
 test: setup lint
 	@$(RUN) python -m pytest -m "not faults"
 
-test-faults: setup
+test-faults: setup setup-v1
 	@$(RUN) python -m pytest -m faults
+
+setup-v1: setup
+	@VENV="$(VENV)" bash envs/setup-v1.sh
+
+test-v1: setup setup-v1
+	@$(RUN) python -m pytest tests/faults/test_speculators_v1_trains.py
 
 unit: setup
 	@$(RUN) python -m pytest tests/unit

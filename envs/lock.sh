@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# Resolves envs/requirements.in anew and pins all it comes to, for each Python that is here: python3.11, python3.12.
+# Resolves the requirements*.in anew and pins all they come to: requirements.in for each Python that is here, requirements-v1.in
+# for both with 3.11.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for version in 3.11 3.12; do
-    "python$version" -c '' 2>/dev/null || { echo "python$version is not here; its file is left as it is"; continue; }
+while read -r version asked pinned; do
+    "python$version" -c '' 2>/dev/null || { echo "python$version is not here; $pinned is left as it is"; continue; }
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
     "python$version" -m venv "$folder"
-    "$folder/bin/pip" install --quiet --requirement envs/requirements.in
+    "$folder/bin/pip" install --quiet --requirement "envs/$asked"
     {
-        echo "# Everything that envs/requirements.in comes to on Python $version; made by \`make lock\`."
+        echo "# Everything that envs/$asked comes to on Python $version; made by \`make lock\`."
         "$folder/bin/pip" freeze
-    } > "envs/requirements-py${version/./}.txt"
+    } > "envs/$pinned"
     rm -rf "$folder"
-done
+done <<'LIST'
+3.11 requirements.in requirements-py311.txt
+3.12 requirements.in requirements-py312.txt
+3.11 requirements-v1.in requirements-v1.txt
+LIST
