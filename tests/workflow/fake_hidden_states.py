@@ -46,7 +46,8 @@ elif verb == "verify-chunk":
 elif verb == "package":
     counts = {"rows": 1, "tokens": 1, "loss_tokens": 1, "bytes": 1, "rejected": 0, "rows_read": 1, "failed": 0}
     content = {"counts": counts, "layers": {"final": "pre_norm"}, "train": "train on it"}
-    put(results / "dataset" / "speculators" / "provenance.json", json.dumps(content))
+    for name in json.loads((results / "config.json").read_text())["packaging"]["formats"]:
+        put(results / "dataset" / name / "provenance.json", json.dumps(content))
 elif verb == "report":
     put(results / "report" / "run.html", "page")
     put(results / "report" / "run.csv", "table")

@@ -254,3 +254,31 @@ def test_workflow_is_lint_clean(workflow):
     result = subprocess.run(command, cwd=workflow.repository, env=workflow.environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     assert Path(workflow.repository / "Snakefile").is_file()
+
+
+def test_each_format_is_a_dataset_and_another_one_packages_again_alone(workflow):
+    workflow.config["packaging"] = {"formats": ["speculators-v1"]}
+    workflow.config["capture"] = {"layers": "speculators-v1"}
+    code, output = workflow.run("all")
+    assert code == 0, output
+    assert "Dataset: results/dataset/speculators-v1" in output
+    assert [path.name for path in (workflow.folder / "results" / "dataset").iterdir()] == ["speculators-v1"]
+    workflow.calls()
+    workflow.config["packaging"] = {"formats": ["speculators", "speculators-v1"]}
+    code, output = workflow.run("all")
+    assert code == 0, output
+    assert set(workflow.calls()) == {"package", "report", "stop-server"}
+    assert "Dataset: results/dataset/speculators\n" in output and "Dataset: results/dataset/speculators-v1\n" in output
+
+
+def test_the_format_alone_chooses_the_layers_and_other_layers_extract_again(workflow):
+    assert workflow.run("all")[0] == 0
+    assert json.loads((workflow.folder / "results" / "config.json").read_text())["capture"]["layers"] == "eagle3"
+    workflow.calls()
+    workflow.config["packaging"] = {"formats": ["speculators-v1"]}
+    code, output = workflow.run("all")
+    assert code == 0, output
+    assert (
+        json.loads((workflow.folder / "results" / "config.json").read_text())["capture"]["layers"] == "speculators-v1"
+    )
+    assert extracted(workflow.calls()) == ["0000", "0001", "0002", "0003"]
