@@ -41,10 +41,17 @@ SETTER_IDS: dict[str, Callable[[Sequence[int], int], list[int]]] = {
     "GptOssForCausalLM": gpt_oss_ids,
 }
 
+UNUSABLE = {
+    "Gemma3ForCausalLM": "SGLang hands out what the layer before adds to the residual stream, not the stream",
+}
+"""Families with a setter whose states are wrong, and how: found by comparison with Transformers (docs/families.md)."""
+
 
 def setter_argument(model_class: str, layers: Sequence[int], num_layers: int) -> list[int]:
     """The argument that makes ``model_class`` capture ``layers`` (all below n). Raises ValueError for a family
     whose numbering is not known, or layers it cannot reach."""
+    if model_class in UNUSABLE:
+        raise ValueError(f"the layers of {model_class} cannot be captured: {UNUSABLE[model_class]}")
     if model_class not in SETTER_IDS:
         known = ", ".join(sorted(SETTER_IDS))
         raise ValueError(f"how {model_class} numbers its layers is not known, and is not guessed; known: {known}")

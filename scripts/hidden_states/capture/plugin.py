@@ -92,9 +92,11 @@ def _prepare(runner: Any, dump: Path) -> Any:
     """Set the model up; on the rank that writes, announce it and return its recorder. Raises what went wrong."""
     settings = CaptureSettings.from_environment()
     if str(runner.device) == "cpu":
+        from hidden_states.capture.cpu.minimax import use_torch_qk_norm
         from hidden_states.capture.cpu.mla import register_mla
 
         register_mla()
+        use_torch_qk_norm(runner.model)
     from hidden_states.capture.model import prepare_model
 
     model = prepare_model(runner.model, settings.layers)

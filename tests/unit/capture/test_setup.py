@@ -94,6 +94,13 @@ def test_a_family_that_is_not_known_is_refused_and_not_guessed() -> None:
         setter_argument("NewForCausalLM", [2], 8)
 
 
+def test_a_family_whose_states_are_known_to_be_wrong_is_refused_and_says_how() -> None:
+    with pytest.raises(
+        ValueError, match=r"Gemma3ForCausalLM cannot be captured: SGLang hands out what the layer before"
+    ):
+        setter_argument("Gemma3ForCausalLM", [2], 8)
+
+
 def test_layer_1_of_deepseek_is_refused() -> None:
     with pytest.raises(ValueError, match=r"layer 1 cannot be reached"):
         setter_argument("DeepseekV3ForCausalLM", [1, 4], 8)
