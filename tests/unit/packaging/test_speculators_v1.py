@@ -177,6 +177,7 @@ def test_card_and_provenance_say_what_each_trainer_does_to_the_final_state(run):
     ):
         assert text in card
     assert content["format"] == "speculators-v1"
+    assert "--target-layer-ids" not in card
     assert set(content["layers"]["trainers"]) == {"0.3", "0.4"}
     assert content["train"].startswith("python speculators/scripts/train.py") and str(run.folder) in content["train"]
 
@@ -215,12 +216,14 @@ def test_a_run_killed_at_any_file_goes_on_from_there(run, monkeypatch, killed_at
         written.append(path.name)
 
     monkeypatch.setattr(samples, "write_sample", write)
+    run.folder.mkdir(parents=True)
+    (run.folder / "provenance.json").write_text("of an earlier dataset")
     child = os.fork()
     if child == 0:
         run.package()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert not (run.folder / "provenance.json").exists()
+    assert (run.folder / "provenance.json").exists() == (killed_at == 0), "it goes before the first row changes"
     assert len(list(run.folder.glob(".data_*.tmp"))) == 1
     done = run.snapshot()
     assert {f"data_{row}.pt" for row in range(killed_at)} == {name for name in done if name.endswith(".pt")}
