@@ -2,12 +2,15 @@
 
 import fcntl
 import os
+import secrets
 
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
 
 RUN_PID = "HIDDEN_STATES_RUN_PID"
 """Environment variable with the process that holds the lock; its jobs end when it does."""
+RUN_ID = "HIDDEN_STATES_RUN_ID"
+"""Environment variable with a random name of the run, which its jobs share; pids come again, in containers soon."""
 
 
 class RunLock:
@@ -37,4 +40,4 @@ class RunLock:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{what} (process {os.getpid()})\n".encode(), 0)
         self._descriptor = descriptor
-        os.environ[RUN_PID] = str(os.getpid())
+        os.environ[RUN_PID], os.environ[RUN_ID] = str(os.getpid()), secrets.token_hex(8)

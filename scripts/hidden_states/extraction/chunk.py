@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import os
 import secrets
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 
 from hidden_states.errors import UserError
 from hidden_states.extraction import dump
-from hidden_states.extraction.engine import Engine
+from hidden_states.extraction.engine import KILLS_SERVER, Engine
 from hidden_states.extraction.faults import DiskFull
 from hidden_states.extraction.journal import Journal, read_journal
 from hidden_states.extraction.limits import Limits
@@ -20,6 +21,7 @@ from hidden_states.extraction.plan import ChunkPlan, plan_chunk
 from hidden_states.extraction.watch import Server
 from hidden_states.layout import Results
 from hidden_states.progress import Progress
+from hidden_states.run_lock import RUN_ID
 from hidden_states.store.checksums import CheckedFile
 from hidden_states.store.disk_plan import DUMPED_PER_REQUEST, free_words
 from hidden_states.store.manifest import write_manifest
@@ -56,17 +58,19 @@ def extract_chunk(
     store = Store(results, specification.fingerprint)
     store.remove_stale_copies()
     plan = plan_chunk(results, chunk, store, specification)
+    run_id = os.environ.get(RUN_ID, "")
+    plan.given_up = _killers(results, chunk, plan, run_id)
     missing = plan.missing
     log.info("chunk %s: %d of %d states are in the store", chunk, len(plan.stored), len(plan.expected))
-    states, failures = dict(plan.stored), {}
+    states, failures = dict(plan.stored), dict(plan.given_up)
     with _explained_when_full(results, chunk, plan, store):
-        with Journal(results.journal(chunk)) as journal:
+        with Journal(results.journal(chunk), run_id) as journal:
             if missing:
                 check_space(*_bytes_needed(missing.values(), settings["extraction"]["concurrency"]))
                 with lease(max(header.num_tokens for header in missing.values())) as server:
                     engine = _compute(settings, chunk, plan, store, journal, server, limits or Limits())
                 states |= engine.states
-                failures = engine.failures
+                failures |= engine.failures
         _refuse_too_many_failures(settings, chunk, plan, failures)
         write_manifest(results.manifest(chunk), _manifest_rows(results, chunk, plan, states, failures))
     if failures:
@@ -77,6 +81,16 @@ def extract_chunk(
             _describe(plan, failures),
             chunk,
         )
+
+
+def _killers(results: Results, chunk: str, plan: ChunkPlan, run_id: str) -> dict[str, str]:
+    """The missing samples that killed the server earlier in this run, with the reason: when Snakemake tries the job
+    again, they would cost several starts of the server for the same result."""
+    if not run_id:
+        return {}
+    journal, _ = read_journal(results.journal(chunk))
+    lines = {key: line for key, line in journal.items() if key in plan.missing and line.get("run_id") == run_id}
+    return {key: line["reason"] for key, line in lines.items() if str(line["reason"]).startswith(KILLS_SERVER)}
 
 
 def _bytes_needed(missing: Collection[StateHeader], concurrency: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """``chunks/{chunk}/journal.jsonl``: what happened to each sample, written as it happens; survives a kill.
 
-A sample's line: key, seconds, tokens, bytes, time, published, attempts, reason (null when it is in the store).
+A sample's line: key, seconds, tokens, bytes, time, published, attempts, reason (null when it is in the store), run_id
+(of Snakemake's run; empty by hand).
 A run's line: ``{"run": {…}}`` with counts and rates, for the report. Lines are appended and never changed; the last
 one of a key counts.
 """
@@ -16,7 +17,8 @@ from typing import Any
 class Journal:
     """Appends lines; each is handed to the kernel at once, so killing the process loses none."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run_id: str = "") -> None:
+        self._run_id = run_id
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
         self._end_torn_line()
@@ -49,6 +51,7 @@ class Journal:
                 "published": published,
                 "attempts": attempts,
                 "reason": reason,
+                "run_id": self._run_id,
             }
         )
 

@@ -20,16 +20,22 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ChunkPlan:
-    """``rows``: (sample_id, key) in order; the others by key, each once however often it occurs in the chunk."""
+    """``rows``: (sample_id, key) in order; the others by key, each once however often it occurs in the chunk.
+
+    ``given_up``: samples that this run will not try again, with the reason.
+    """
 
     tokens: Path
     rows: list[tuple[int, str]]
     expected: dict[str, StateHeader]
     stored: dict[str, CheckedFile] = field(default_factory=dict)
+    given_up: dict[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> dict[str, StateHeader]:
-        return {key: header for key, header in self.expected.items() if key not in self.stored}
+        """What is to be computed."""
+        done = self.stored.keys() | self.given_up.keys()
+        return {key: header for key, header in self.expected.items() if key not in done}
 
     def tasks(self) -> Iterator[Task]:
         """The missing samples with their token ids, read as they are needed. Raises UserError for damaged ids."""

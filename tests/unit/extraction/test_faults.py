@@ -119,6 +119,22 @@ def test_a_sample_that_kills_the_server_is_isolated_and_the_rest_go_on(bench):
     assert counts[poison] == 3
 
 
+def test_a_sample_that_kills_the_server_is_not_tried_again_in_the_same_run(bench, monkeypatch):
+    """Snakemake tries a failed job again, and each attempt would cost three starts of the server."""
+    keys = bench.write(prompts(6))
+    bench.server.always[keys[2]] = "kill"
+    bench.server.answer_delay = 0.01
+    for run_id, requests in (("one", 3), ("one", 3), ("two", 5)):
+        monkeypatch.setenv("HIDDEN_STATES_RUN_ID", run_id)
+        with pytest.raises(UserError, match="1 kills_server; sample 2: kills_server: the server died 2 times"):
+            bench.extract()
+        assert bench.server.keys_requested().count(keys[2]) == requests
+    bench.server.always.clear()
+    monkeypatch.setenv("HIDDEN_STATES_RUN_ID", "three")
+    bench.extract()
+    assert set(bench.reasons().values()) == {None}
+
+
 def test_two_samples_side_by_side_that_kill_the_server_are_both_isolated(bench):
     bench.max_failed = 0.2
     keys = bench.write(prompts(12))
