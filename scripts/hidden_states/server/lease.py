@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 POLL_SEC = 0.3
 MESSAGE_SEC = 10
+ANSWER_SEC = 60
+"""How long the server may take to say what it is; it has no prompt to work on then."""
 KEEPER_END_SEC = 15
 """A keeper needs 3 s to stop its server; after this it is killed, and the server with it."""
 PATIENCE_SEC = 10
@@ -34,6 +36,10 @@ PATIENCE_SEC = 10
 sooner than that: otherwise two runs would start a server for every chunk in turn."""
 VARYING = ("self_check", "max_req_input_len")
 """Keys of ready.json that may differ between two starts of the same server."""
+
+
+class NoAnswer(UserError):
+    """A server that is up does not answer."""
 
 
 @contextlib.contextmanager
@@ -133,9 +139,16 @@ class LeasedServer:
 
     def make_ready(self) -> None:
         """Find the right server warm, or start it; check it unless this start of it was checked before."""
-        self._record = self._clear_slot(keep=True) or self._start()
-        self._await_ready()
-        info = self.get("/server_info")
+        warm = self._clear_slot(keep=True)
+        try:
+            info = self._reach(warm or self._start())
+        except NoAnswer as error:
+            # It must not stay for the next client. One that was warm may have hung before anybody sent it a prompt.
+            self._clear_slot(keep=False)
+            if warm is None:
+                raise
+            log.warning("%s It is taken to hang; starting it again", error)
+            info = self._reach(self._start())
         self.max_req_input_len = int(info["max_req_input_len"])
         known = _read_json(self._slot.checked)
         if known.get("start_id") == self._record.start_id:
@@ -144,14 +157,20 @@ class LeasedServer:
             self._check(info)
         self._compare_with_ready()
 
+    def _reach(self, record: Record) -> dict[str, Any]:
+        """Wait until the server of ``record`` is ready; what it says of itself."""
+        self._record = record
+        self._await_ready()
+        return self.get("/server_info")
+
     def get(self, path: str) -> dict[str, Any]:
-        """A small JSON answer of the server. Raises UserError when it gives none."""
+        """A small JSON answer of the server. Raises NoAnswer when it gives none."""
         try:
             request = urllib.request.Request(self.url + path, headers=self.headers)
-            with open_local(request, 60) as answer:
+            with open_local(request, ANSWER_SEC) as answer:
                 return json.load(answer)
         except (OSError, ValueError, urllib.error.URLError) as error:
-            raise UserError(f"the server does not answer {path}: {error}; its log is {self._record.log}.") from error
+            raise NoAnswer(f"the server does not answer {path}: {error}; its log is {self._record.log}.") from error
 
     def _clear_slot(self, keep: bool) -> Record | None:
         """End every server on the slot's devices but, if ``keep``, the one that is wanted; return that one."""

@@ -99,6 +99,17 @@ def test_a_hung_server_is_replaced(stub, results):
         assert group_members(record.server_pid, record.server_start) == []
 
 
+def test_a_server_that_hung_between_two_clients_is_replaced(stub, results, monkeypatch):
+    monkeypatch.setattr(lease_module, "ANSWER_SEC", 1)
+    settings = stub()
+    with leased(settings, results):
+        record = record_of(settings, results)
+        os.kill(record.server_pid, signal.SIGSTOP)
+    with leased(settings, results) as server:
+        assert server.rid_prefix != record.rid_prefix
+        assert group_members(record.server_pid, record.server_start) == []
+
+
 @pytest.mark.parametrize("change", ["specification", "run"])
 def test_a_warm_server_of_other_settings_or_another_run_is_stopped_first(stub, results, tmp_path, change, monkeypatch):
     monkeypatch.setattr(lease_module, "PATIENCE_SEC", 0)
