@@ -30,8 +30,8 @@ class StateFileError(Exception):
     """A state file is not what it should be.
 
     ``reason`` is one of ``missing``, ``unreadable``, ``foreign``, ``truncated``, ``too_long``, ``header_damaged``,
-    ``wrong_layers``, ``wrong_shape``, ``checksum_mismatch``, ``wrong_token_ids``, ``not_finite``; ``detail`` says
-    what was found.
+    ``wrong_layers``, ``wrong_shape``, ``checksum_mismatch``, ``wrong_token_ids``, ``not_finite``, ``zero_row``;
+    ``detail`` says what was found.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -82,7 +82,7 @@ def check_state_file(path: Path, expected: StateHeader | None, token_ids: numpy.
 
     ``expected``: what the header must say, but for the checksum. ``token_ids``: integer [num_tokens], the ids that
     were sent; without them the ids in the file must still be those of its key. Raises StateFileError with the first
-    fault, in this order: header and size, checksum against the header, token ids, finite values.
+    fault, in this order: header and size, checksum against the header, token ids, finite values, no state of zeros.
     """
     descriptor, status = _open(path)
     try:
@@ -141,7 +141,7 @@ def _compare_headers(found: StateHeader, expected: StateHeader) -> None:
 
 def _check_content(descriptor: int, header: StateHeader, token_ids: numpy.ndarray | None) -> None:
     digest = xxhash.xxh3_128()
-    not_finite = _stream_states(descriptor, header, digest)
+    not_finite, zero_row = _stream_states(descriptor, header, digest)
     stored = os.pread(descriptor, 8 * header.num_tokens, HEADER_BYTES + header.states_bytes)
     digest.update(stored)
     if digest.hexdigest() != header.checksum:
@@ -152,6 +152,8 @@ def _check_content(descriptor: int, header: StateHeader, token_ids: numpy.ndarra
         _compare_ids(numpy.frombuffer(stored, "<i8"), token_ids)
     if not_finite is not None:
         raise StateFileError("not_finite", not_finite)
+    if zero_row is not None:
+        raise StateFileError("zero_row", zero_row)
 
 
 def _compare_ids(found: numpy.ndarray, wanted: numpy.ndarray) -> None:
@@ -165,11 +167,14 @@ def _compare_ids(found: numpy.ndarray, wanted: numpy.ndarray) -> None:
         )
 
 
-def _stream_states(descriptor: int, header: StateHeader, digest: "xxhash.xxh3_128") -> str | None:
-    """Hash ``hidden_states`` block by block; return where the first value that is not finite lies, or None."""
+def _stream_states(
+    descriptor: int, header: StateHeader, digest: "xxhash.xxh3_128"
+) -> tuple[str | None, str | None]:
+    """Hash ``hidden_states`` block by block; return where the first value that is not finite lies, and where the first
+    row that is all zeros, or None."""
     signed, unsigned, largest_signed, largest_unsigned = LARGEST_FINITE[header.dtype]
     buffer = numpy.empty(min(BLOCK_BYTES, header.states_bytes), numpy.uint8)
-    found, position = None, 0
+    found, zeros, position = None, None, 0
     while position < header.states_bytes:
         block = buffer[: min(BLOCK_BYTES, header.states_bytes - position)]
         _fill(descriptor, block, HEADER_BYTES + position)
@@ -178,8 +183,24 @@ def _stream_states(descriptor: int, header: StateHeader, digest: "xxhash.xxh3_12
             block.view(signed).max() > largest_signed or block.view(unsigned).max() > largest_unsigned
         ):
             found = _locate(block.view(unsigned), unsigned(largest_signed), position, header)
+        zeros = zeros or _find_zero_row(descriptor, block.view(unsigned), position, header)
         position += block.size
-    return found
+    return found, zeros
+
+
+def _find_zero_row(descriptor: int, values: numpy.ndarray, position: int, header: StateHeader) -> str | None:
+    """The first state of zeros only that begins in ``values``, a block at byte ``position``: no model gives one, but a
+    buffer that was never written does. One value of each state is looked at, and all of those where it is zero."""
+    width = header.hidden_size
+    sign_off = values.dtype.type(numpy.iinfo(values.dtype).max >> 1)
+    first = position // values.itemsize
+    begin = -first % width
+    for index in numpy.flatnonzero((values[begin::width] & sign_off) == 0):
+        start = first + begin + int(index) * width
+        state = os.pread(descriptor, width * values.itemsize, HEADER_BYTES + start * values.itemsize)
+        if not (numpy.frombuffer(state, values.dtype) & sign_off).any():
+            return f"{_place(start, header)} is all zeros"
+    return None
 
 
 def _fill(descriptor: int, block: numpy.ndarray, offset: int) -> None:
@@ -195,7 +216,11 @@ def _locate(values: numpy.ndarray, largest: numpy.unsignedinteger, position: int
     """Row, slot and column of the first value that is not finite in ``values``, a block at byte ``position``."""
     sign_off = values.dtype.type(numpy.iinfo(values.dtype).max >> 1)
     first = int(numpy.flatnonzero((values & sign_off) > largest)[0]) + position // values.itemsize
-    row, rest = divmod(first, header.num_slots * header.hidden_size)
-    slot, column = divmod(rest, header.hidden_size)
+    return f"{_place(first, header)}, column {first % header.hidden_size} is infinite or not a number"
+
+
+def _place(index: int, header: StateHeader) -> str:
+    """Row and slot of the value number ``index``."""
+    row, slot = divmod(index // header.hidden_size, header.num_slots)
     name = "the final state" if slot == len(header.layers) else f"layer {header.layers[slot]}"
-    return f"row {row}, slot {slot} ({name}), column {column} is infinite or not a number"
+    return f"row {row}, slot {slot} ({name})"

@@ -19,6 +19,11 @@ from hidden_states.verification.samples import CapturedSample
 
 log = logging.getLogger(__name__)
 
+NEIGHBOUR_TOKENS = 256
+"""Tokens of each sample at which a slot is compared with other layers too."""
+SHORTEST = 8
+"""Tokens of the shortest sample whose median says something: one token may be sent to other experts."""
+
 ROOM = 1.5
 """Memory needed, as a multiple of the weights in float32."""
 
@@ -28,13 +33,18 @@ class SlotFigures:
     """Errors of one slot over all tokens of all samples. ``layer`` is L; the final state has the number of layers.
 
     ``median`` and ``max`` are over tokens, of ``‖state - reference‖ / ‖reference‖``; ``relative_error`` is the same of
-    all tokens at once (Frobenius norms).
+    all tokens at once (Frobenius norms). ``worst_sample``: the largest median of a sample of at least ``SHORTEST``
+    tokens. ``nearest``: in words, the state of the reference that the slot is nearest to, of its own layer, the
+    neighbouring ones, those of other slots, both sides of the final norm, and the rows before and after; None when it
+    is the right one.
     """
 
     layer: int
     median: float
     max: float
     relative_error: float
+    worst_sample: float
+    nearest: str | None
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,10 @@ def check(
     decoder = _decoder(model_folder, trust_remote_code)
     num_layers = len(decoder.layers)
     errors: list[list[torch.Tensor]] = [[] for _ in range(len(layers) + 1)]
+    others: list[dict[str, list[torch.Tensor]]] = [{} for _ in errors]
     squares = torch.zeros(len(layers) + 1, 2, dtype=torch.float64)
     for sample in samples:
-        reference = _forward(decoder, layers, final, sample)
+        reference, states = _forward(decoder, layers, final, sample)
         if sample.states.shape != reference.shape:
             raise UserError(
                 f"captured states have shape {list(sample.states.shape)}, the reference {list(reference.shape)}: "
@@ -88,13 +99,44 @@ def check(
             found, right = sample.states[:, slot].float(), reference[:, slot]
             difference, size = (found - right).norm(dim=-1), right.norm(dim=-1)
             errors[slot].append(difference / size.clamp(min=torch.finfo(torch.float32).tiny))
+            for words, other in _candidates(states, right, (*layers, final)[slot], num_layers).items():
+                others[slot].setdefault(words, []).append(_relative(found[: len(other)], other))
             squares[slot] += torch.stack([difference.double().square().sum(), size.double().square().sum()])
     figures = []
     for slot, layer in enumerate((*layers, num_layers)):
         tokens = torch.cat(errors[slot])
         ratio = float((squares[slot, 0] / squares[slot, 1]).sqrt())
-        figures.append(SlotFigures(layer, float(tokens.median()), float(tokens.max()), ratio))
+        worst = max((float(sample.median()) for sample in errors[slot] if len(sample) >= SHORTEST), default=0.0)
+        nearest = _nearest(torch.cat([sample[:NEIGHBOUR_TOKENS] for sample in errors[slot]]), others[slot])
+        figures.append(SlotFigures(layer, float(tokens.median()), float(tokens.max()), ratio, worst, nearest))
     return ReferenceFigures(figures)
+
+
+def _relative(found: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """float32 [T]"""
+    return (found - right).norm(dim=-1) / right.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _candidates(
+    states: dict[int | str, torch.Tensor], right: torch.Tensor, own: int | str, num_layers: int
+) -> dict[str, torch.Tensor]:
+    """What a slot may hold in place of its ``own`` state, by words, each float32 [≤ NEIGHBOUR_TOKENS, hidden_size]."""
+    same = {own, num_layers} if own in ("pre_norm", num_layers) else {own}
+    found = {
+        f"layer {key}" if isinstance(key, int) else f"the final state, {key.replace('_', '-')}": state
+        for key, state in states.items()
+        if key not in same and not (key == "pre_norm" and num_layers in same)
+    }
+    if len(right) > SHORTEST:
+        part = right[:NEIGHBOUR_TOKENS]
+        found |= {"the row before": part.roll(1, 0), "the row after": part.roll(-1, 0)}
+    return {words: state[:NEIGHBOUR_TOKENS] for words, state in found.items()}
+
+
+def _nearest(own: torch.Tensor, others: dict[str, list[torch.Tensor]]) -> str | None:
+    medians = {words: float(torch.cat(errors).median()) for words, errors in others.items()}
+    words = min(medians, key=medians.__getitem__)
+    return words if medians[words] < float(own.median()) else None
 
 
 def _size(shape: tuple[int, ...]) -> int:
@@ -141,21 +183,25 @@ def _decoder(folder: Path, trust_remote_code: bool) -> Any:
     return found[0].eval()
 
 
-def _forward(decoder: Any, layers: tuple[int, ...], final: str, sample: CapturedSample) -> torch.Tensor:
-    """float32 [T, slots, hidden_size] of one prompt."""
+def _forward(
+    decoder: Any, layers: tuple[int, ...], final: str, sample: CapturedSample
+) -> tuple[torch.Tensor, dict[int | str, torch.Tensor]]:
+    """float32 [T, slots, hidden_size] of one prompt, and the first states of every layer that is kept."""
     with torch.no_grad(), _kept(decoder, layers) as states:
         decoder(input_ids=torch.from_numpy(sample.token_ids)[None], use_cache=False)
-    return torch.stack([states[layer] for layer in layers] + [states[final]], dim=1)
+    return torch.stack([states[layer] for layer in layers] + [states[final]], dim=1), states
 
 
 @contextmanager
 def _kept(decoder: Any, layers: tuple[int, ...]) -> Iterator[dict[int | str, torch.Tensor]]:
-    """Collect the inputs of the layers wanted, and the final norm's input and output, each [T, hidden_size]."""
+    """Collect the inputs of the layers wanted, and the final norm's input and output, each [T, hidden_size]; of the
+    layers beside them the first rows."""
     states: dict[int | str, torch.Tensor] = {}
 
     def keep_input(layer: int) -> Any:
         def hook(module: Any, arguments: tuple, named: dict[str, Any]) -> None:
-            states[layer] = (arguments[0] if arguments else named["hidden_states"])[0].clone()
+            rows = (arguments[0] if arguments else named["hidden_states"])[0]
+            states[layer] = (rows if layer in layers else rows[:NEIGHBOUR_TOKENS]).clone()
 
         return hook
 
@@ -163,7 +209,8 @@ def _kept(decoder: Any, layers: tuple[int, ...]) -> Iterator[dict[int | str, tor
         states["pre_norm"], states["post_norm"] = arguments[0][0].clone(), output[0].clone()
         states[len(decoder.layers)] = states["pre_norm"]
 
-    inner = [layer for layer in layers if layer < len(decoder.layers)]
+    beside = {layer + step for layer in (*layers, len(decoder.layers)) for step in (-1, 0, 1)}
+    inner = [layer for layer in sorted(beside) if layer < len(decoder.layers)]
     handles = [decoder.layers[layer].register_forward_pre_hook(keep_input(layer), with_kwargs=True) for layer in inner]
     handles.append(decoder.norm.register_forward_hook(keep_final))
     try:

@@ -35,6 +35,14 @@ LEAD = 0.125
 """Share of the largest logit's lead over the average one by which the server's choice may lie below it, at most and
 not quite: states of zeros give equal logits, which agree with no choice."""
 
+MAX_ALTERNATIVE_POSITIONS = 256
+"""Positions at which other readings of the states are tried."""
+
+MISTAKEN = 0.5
+"""Another reading of the states than the one asked for is the right one when its median difference of log-probabilities
+is below this share of the asked one's. Of right states every other reading is worse by 8 times and more, even where
+norm weights differ from one by 2 % only; of wrong ones the right reading is better by as much."""
+
 EPSILON_KEYS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
 PLAIN_DTYPES = ("BF16", "F16", "F32")
 ONE_PLUS_WEIGHT = ("gemma", "gemma2", "gemma3", "recurrent_gemma", "vaultgemma", "qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -51,12 +59,23 @@ class ReplayImpossible(Exception):
 @dataclass(frozen=True)
 class ReplayFigures:
     """``agreement``: share of positions at which the server's most likely token is ours too, up to rounding.
-    ``tokens``: positions compared. The differences are of log-probabilities, natural logarithm."""
+    ``tokens``: positions compared. The differences are of log-probabilities, natural logarithm; ``rounding`` is what
+    their median may be when only the server's logits were rounded to bfloat16. ``asked`` and ``alternatives``: the
+    median difference of the states as they are, and read in other ways (words → median), at fewer positions."""
 
     agreement: float
     tokens: int
     median_abs_logprob_difference: float
     max_abs_logprob_difference: float
+    rounding: float
+    asked: float
+    alternatives: dict[str, float]
+
+    @property
+    def mistaken_for(self) -> str | None:
+        """The reading that explains the states much better than the one asked for, in words, if there is one."""
+        words = min(self.alternatives, key=self.alternatives.__getitem__, default=None)
+        return words if words is not None and self.alternatives[words] < MISTAKEN * self.asked else None
 
 
 @dataclass(frozen=True)
@@ -97,13 +116,67 @@ def check(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]) -> 
     logits = _logits(checkpoint, head, vocabulary, positions)
     behind = logits.largest - logits.of_top1
     agrees = (behind <= ROUNDING * logits.largest.abs()) & (behind < LEAD * (logits.largest - logits.average))
-    difference = (logits.of_token - logits.log_sum - positions.logprobs).abs()
+    difference = _difference(logits, positions)
+    asked, alternatives = _alternatives(checkpoint, head, vocabulary, final, samples)
     return ReplayFigures(
         agreement=float(agrees.double().mean()),
         tokens=agrees.numel(),
         median_abs_logprob_difference=float(difference.median()),
         max_abs_logprob_difference=float(difference.max()),
+        rounding=ROUNDING * float(logits.largest.abs().median()),
+        asked=asked,
+        alternatives=alternatives,
     )
+
+
+def _difference(logits: _Logits, positions: _Positions) -> torch.Tensor:
+    """float32 [P]; where a logit is not a number, infinite."""
+    return (logits.of_token - logits.log_sum - positions.logprobs).abs().nan_to_num(torch.inf, torch.inf)
+
+
+def _alternatives(
+    checkpoint: Checkpoint, head: TensorEntry, vocabulary: int, final: str, samples: list[CapturedSample]
+) -> tuple[float, dict[str, float]]:
+    """The median difference of the states as asked for, and of each other reading of them."""
+    normed = final == "post_norm"
+    other_side = (
+        "the state before the final norm in place of the one after it"
+        if normed
+        else "the state after the final norm in place of the one before it"
+    )
+    # Slot, whether it is to be normed, and how many rows too far down its rows stand; the first is what was asked for.
+    readings: dict[str, tuple[int, bool, int]] = {
+        "": (-1, not normed, 0),
+        other_side: (-1, normed, 0),
+        "each state one row too late": (-1, not normed, 1),
+        "each state one row too early": (-1, not normed, -1),
+    }
+    for slot in range(samples[0].states.shape[1] - 1):
+        readings[f"the final state in slot {slot}"] = (slot, True, 0)
+    rows: list[list[torch.Tensor]] = [[] for _ in readings]
+    tokens, logprobs = [], []
+    for sample, chosen in _chosen(samples, MAX_ALTERNATIVE_POSITIONS, margin=1):
+        for found, (slot, _, shift) in zip(rows, readings.values(), strict=True):
+            found.append(sample.states[chosen - 1 + shift, slot].float())
+        tokens.append(torch.from_numpy(sample.token_ids)[chosen])
+        logprobs += [sample.logprobs[position] for position in chosen.tolist()]
+    if not tokens:
+        return 0.0, {}
+    stacked = [torch.cat(found) for found in rows]
+    stacked = [
+        _normed(checkpoint, found) if norm else found
+        for found, (_, norm, _) in zip(stacked, readings.values(), strict=True)
+    ]
+    count = len(stacked)
+    positions = _Positions(
+        rows=torch.cat(stacked),
+        top1=torch.cat(tokens).repeat(count),
+        tokens=torch.cat(tokens).repeat(count),
+        logprobs=torch.tensor(logprobs, dtype=torch.float32).repeat(count),
+    )
+    difference = _difference(_logits(checkpoint, head, vocabulary, positions), positions)
+    medians = difference.view(count, -1).median(1).values.tolist()
+    return medians[0], dict(zip(list(readings)[1:], medians[1:], strict=True))
 
 
 def _head(checkpoint: Checkpoint) -> TensorEntry:
@@ -121,7 +194,7 @@ def _head(checkpoint: Checkpoint) -> TensorEntry:
 
 def _positions(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]) -> _Positions:
     rows, top1, tokens, logprobs = [], [], [], []
-    for sample, chosen in _chosen(samples):
+    for sample, chosen in _chosen(samples, MAX_POSITIONS):
         rows.append(sample.states[chosen - 1, -1].float())
         tokens.append(torch.from_numpy(sample.token_ids)[chosen])
         top1 += [sample.top1[position] for position in chosen.tolist()]
@@ -137,9 +210,12 @@ def _positions(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]
     )
 
 
-def _chosen(samples: list[CapturedSample]) -> Iterator[tuple[CapturedSample, torch.Tensor]]:
-    """Each sample with the positions to compare: all of the short ones, an even selection of the longest."""
-    left = MAX_POSITIONS
+def _chosen(
+    samples: list[CapturedSample], count: int, margin: int = 0
+) -> Iterator[tuple[CapturedSample, torch.Tensor]]:
+    """Each sample with the positions to compare, ``count`` in all: those of short ones, an even selection of the
+    longest. ``margin``: positions left out at both ends."""
+    left = count
     in_order = sorted(samples, key=lambda sample: len(sample.token_ids))
     for number, sample in enumerate(in_order):
         length = len(sample.token_ids)
@@ -148,7 +224,8 @@ def _chosen(samples: list[CapturedSample]) -> Iterator[tuple[CapturedSample, tor
                 f"a prompt of {length} tokens has {len(sample.states)} rows of states, {len(sample.top1)} most likely "
                 f"tokens and {len(sample.logprobs)} log-probabilities"
             )
-        known = [t for t in range(1, length) if sample.top1[t] is not None and sample.logprobs[t] is not None]
+        inner = range(1 + margin, length - margin)
+        known = [t for t in inner if sample.top1[t] is not None and sample.logprobs[t] is not None]
         share = min(len(known), left // (len(in_order) - number))
         if share:
             left -= share

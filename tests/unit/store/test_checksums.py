@@ -93,6 +93,22 @@ def test_a_value_that_is_not_finite_is_found_with_its_place(file, monkeypatch, d
     check_state_file(file, header, numpy.array(IDS))
 
 
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("block_bytes", [16, 64, 1 << 20])
+def test_a_state_of_zeros_is_found_with_its_place_and_a_value_of_zero_is_not(file, monkeypatch, dtype, block_bytes):
+    monkeypatch.setattr(checksums, "BLOCK_BYTES", block_bytes)
+    header = header_for(IDS, dtype=dtype)
+    states = states_for(header)
+    minus = states.dtype.type(0x80000000 if dtype == "F32" else 0x8000)
+    states[1, 1, 0], states[3, 2, :], states[3, 2, 7] = 0, minus, 1
+    write_state(file, IDS, header, states)
+    check_state_file(file, header, numpy.array(IDS))
+    states[3, 2, 7] = 0
+    write_state(file, IDS, header, states)
+    with pytest.raises(StateFileError, match=r"zero_row: row 3, slot 2 \(layer 5\) is all zeros"):
+        check_state_file(file, header, numpy.array(IDS))
+
+
 def test_ids_that_are_not_those_of_the_key_are_found_without_knowing_what_was_sent(file):
     write_state(file, [*IDS[:-1], 78], header_for(IDS))
     assert reason_of(file, None, ids=None) == "wrong_token_ids"
