@@ -3,6 +3,7 @@
 It runs on the CPU, or where ``HIDDEN_STATES_TEST_DEVICE=cuda`` says so on the first GPU.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from safetensors.torch import load_file
 
 PREFIX = "hs-test-"
 FINGERPRINT = "ab" * 16
-START_SECONDS = 150
+START_SECONDS = 300
 DEVICE = os.environ.get("HIDDEN_STATES_TEST_DEVICE", "cpu")
 DEVICE_ARGUMENTS = {
     "cpu": {"device": "cpu", "attention_backend": "torch_native", "sleep_on_idle": True},
@@ -93,8 +94,9 @@ def capture_server(
     layers: tuple[int, ...],
     python_path: tuple[Path, ...] = (),
     environment: dict[str, str] | None = None,
+    arguments: dict[str, Any] | None = None,
 ) -> Iterator[CaptureServer]:
-    """Start a server on ``model``; it is ended with all its processes."""
+    """Start a server on ``model``, with further ``arguments`` of SGLang; it is ended with all its processes."""
     dump, log = folder / "dump", folder / "server.log"
     dump.mkdir(parents=True)
     with socket.socket() as listener:
@@ -112,7 +114,7 @@ def capture_server(
         **(environment or {}),
     }
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), *to_flags(DEVICE_ARGUMENTS[DEVICE])]
+    command += ["--host", "127.0.0.1", "--port", str(port), *to_flags(DEVICE_ARGUMENTS[DEVICE] | (arguments or {}))]
     command += ["--max-total-tokens", "65536", "--chunked-prefill-size", "128", "--disable-radix-cache"]
     command += ["--skip-server-warmup"]
     with open(log, "wb") as output:
@@ -124,7 +126,8 @@ def capture_server(
         _wait_until_healthy(server, process)
         yield server
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
