@@ -33,9 +33,14 @@ def register():
 
 def planted_faults(folder: Path) -> Path:
     """Write the plug-in into ``folder``, to be put on the server's PYTHONPATH."""
-    information = folder / "planted_faults-0.dist-info"
+    return write_plugin(folder, "planted_faults", MODULE)
+
+
+def write_plugin(folder: Path, name: str, module: str) -> Path:
+    """A plug-in of SGLang: ``module`` with its entry point ``register``, in ``folder``."""
+    information = folder / f"{name}-0.dist-info"
     information.mkdir(parents=True)
-    (folder / "planted_faults.py").write_text(MODULE)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: planted-faults\nVersion: 0\n")
-    (information / "entry_points.txt").write_text("[sglang.srt.plugins]\nplanted_faults = planted_faults:register\n")
+    (folder / f"{name}.py").write_text(module)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    (information / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {name}:register\n")
     return folder

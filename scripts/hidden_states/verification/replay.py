@@ -6,7 +6,8 @@ out. Only two tensors are read, so this works for a model of any size. It compar
 that computes wrongly passes.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,10 @@ norm weights differ from one by 2 % only; of wrong ones the right reading is bet
 
 EPSILON_KEYS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
 PLAIN_DTYPES = ("BF16", "F16", "F32")
+SCALED_DTYPES = ("F8_E4M3", "F8_E5M2")
+SCALE_NAMES = ("weight_scale_inv", "weight_scale")
+"""What a float8 weight is multiplied by, beside it in the checkpoint: one number, one a row, or one a block (DeepSeek's
+``weight_scale_inv``; https://huggingface.co/deepseek-ai/DeepSeek-V3, "FP8 weights")."""
 ONE_PLUS_WEIGHT = ("gemma", "gemma2", "gemma3", "recurrent_gemma", "vaultgemma", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 """Model types whose norm multiplies by 1 + weight."""
 
@@ -184,12 +189,42 @@ def _head(checkpoint: Checkpoint) -> TensorEntry:
         head = checkpoint.lm_head
     except UserError as error:
         raise ReplayImpossible(str(error)) from error
-    if head.dtype not in PLAIN_DTYPES or len(head.shape) != 2 or head.shape[1] != checkpoint.config.hidden_size:
+    known = head.dtype in PLAIN_DTYPES or (head.dtype in SCALED_DTYPES and _scale_entry(checkpoint, head) is not None)
+    if not known or len(head.shape) != 2 or head.shape[1] != checkpoint.config.hidden_size:
         shape = " × ".join(str(size) for size in head.shape)
         raise ReplayImpossible(
-            f"{head.name} is {head.dtype} of {shape}: quantised, or not [vocabulary, {checkpoint.config.hidden_size}]"
+            f"{head.name} is {head.dtype} of {shape}: quantised in a way that is not known, or not [vocabulary, "
+            f"{checkpoint.config.hidden_size}]"
         )
     return head
+
+
+def _scale_entry(checkpoint: Checkpoint, head: TensorEntry) -> TensorEntry | None:
+    stem = head.name.removesuffix("weight")
+    return next((found for name in SCALE_NAMES if (found := checkpoint.tensors.get(stem + name)) is not None), None)
+
+
+def _scale(checkpoint: Checkpoint, head: TensorEntry) -> Callable[[int, int], torch.Tensor] | None:
+    """What rows ``begin`` to ``end`` of a float8 head are multiplied by, float32 [1 or rows, 1 or hidden_size]; None
+    for other heads. Raises ReplayImpossible for a scale of another shape."""
+    if head.dtype not in SCALED_DTYPES:
+        return None
+    entry = _scale_entry(checkpoint, head)
+    scale, (rows, columns) = checkpoint.load(entry).float(), head.shape
+    if scale.numel() == 1:
+        return lambda begin, end: scale.view(1, 1)
+    if scale.numel() == rows:
+        return lambda begin, end: scale.view(rows, 1)[begin:end]
+    size = _power_of_two_at_least(rows / scale.shape[0])
+    if scale.dim() != 2 or scale.shape != (-(-rows // size), -(-columns // size)):
+        raise ReplayImpossible(
+            f"{entry.name} of shape {list(scale.shape)} does not fit {head.name}, {rows} × {columns}"
+        )
+    return lambda begin, end: scale[torch.arange(begin, end) // size].repeat_interleave(size, 1)[:, :columns]
+
+
+def _power_of_two_at_least(number: float) -> int:
+    return 1 << max(0, math.ceil(math.log2(number)))
 
 
 def _positions(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]) -> _Positions:
@@ -261,12 +296,15 @@ def _logits(checkpoint: Checkpoint, head: TensorEntry, vocabulary: int, position
     count = len(positions.tokens)
     largest, log_sum, total = torch.full((count,), -torch.inf), torch.full((count,), -torch.inf), torch.zeros(count)
     of_top1, of_token = torch.full((count,), torch.nan), torch.full((count,), torch.nan)
-    bias = _bias(checkpoint, head)
+    bias, scale = _bias(checkpoint, head), _scale(checkpoint, head)
     with safe_open(head.file, framework="pt") as file:
         weights = file.get_slice(head.name)
         for begin in range(0, vocabulary, VOCABULARY_BLOCK):
             end = min(begin + VOCABULARY_BLOCK, vocabulary)
-            block = weights[begin:end].float().T
+            block = weights[begin:end].float()
+            if scale is not None:
+                block *= scale(begin, end)
+            block = block.T
             for first in range(0, count, ROW_BLOCK):
                 part = slice(first, first + ROW_BLOCK)
                 logits = positions.rows[part] @ block

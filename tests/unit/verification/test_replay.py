@@ -137,6 +137,93 @@ def test_a_model_with_tied_embeddings_uses_them(copied_model, samples):
     assert check(Checkpoint(copied_model), "pre_norm", samples).agreement >= 0.99
 
 
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [("weight_scale_inv", (128, 128)), ("weight_scale", (1, 128)), ("weight_scale", (1024, 128))],
+    ids=["blocks", "rows", "one"],
+)
+def test_a_float8_head_is_multiplied_by_its_scale(copied_model, samples, monkeypatch, name, block):
+    monkeypatch.setattr(replay, "VOCABULARY_BLOCK", 200)
+    height, width = block
+
+    def quantise(tensors: dict) -> None:
+        weight = tensors["lm_head.weight"].float()
+        # Rows of very different size, which one scale for all would lose.
+        parts = weight.view(1024 // height, height, 128 // width, width)
+        scale = parts.abs().amax((1, 3), keepdim=True) / 448
+        tensors["lm_head.weight"] = (parts / scale).to(torch.float8_e4m3fn).view(1024, 128)
+        tensors[f"lm_head.{name}"] = scale[:, 0, :, 0].contiguous()
+
+    edit_tensors(copied_model, quantise)
+    figures = check(Checkpoint(copied_model), "pre_norm", samples)
+    assert figures.agreement > 0.9
+    assert figures.median_abs_logprob_difference < 0.3
+    edit_tensors(copied_model, lambda tensors: tensors.update({f"lm_head.{name}": tensors[f"lm_head.{name}"] * 3}))
+    assert check(Checkpoint(copied_model), "pre_norm", samples).median_abs_logprob_difference > 0.5
+
+
+def test_a_float8_head_without_a_fitting_scale_is_no_pass(copied_model, samples):
+    edit_tensors(
+        copied_model,
+        lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].to(torch.float8_e4m3fn)}),
+    )
+    with pytest.raises(ReplayImpossible, match=r"lm_head.weight is F8_E4M3 .* quantised"):
+        check(Checkpoint(copied_model), "pre_norm", samples)
+    edit_tensors(copied_model, lambda tensors: tensors.update({"lm_head.weight_scale_inv": torch.ones(3, 5)}))
+    with pytest.raises(ReplayImpossible, match=r"weight_scale_inv of shape \[3, 5\] does not fit"):
+        check(Checkpoint(copied_model), "pre_norm", samples)
+
+
+def test_only_the_two_tensors_are_read(demo_model, samples, tmp_path):
+    """The other shards of a sharded checkpoint are holes of many gigabytes, and then are gone."""
+    folder = tmp_path / "sharded"
+    shutil.copytree(demo_model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    wanted = ("lm_head.weight", "model.norm.weight")
+    save_file({name: tensors[name] for name in wanted}, folder / "model-00002-of-00002.safetensors")
+    header = json.dumps({"big.weight": {"dtype": "BF16", "shape": [1 << 20, 1 << 19], "data_offsets": [0, 1 << 40]}})
+    huge = folder / "model-00001-of-00002.safetensors"
+    with open(huge, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header.encode())
+        file.truncate(8 + len(header) + (1 << 40))
+    places = {name: "model-00002-of-00002.safetensors" for name in wanted} | {"big.weight": huge.name}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    checkpoint = Checkpoint(folder)
+    assert checkpoint.tensors["big.weight"].file == huge
+    huge.unlink()
+    assert check(checkpoint, "pre_norm", samples).agreement >= 0.99
+
+
+def test_states_after_the_norm_are_noticed_though_its_weights_are_near_one(copied_model):
+    """The most likely tokens stay the same; the log-probabilities fit the other reading better."""
+    generator = torch.Generator().manual_seed(3)
+    near_one = (1 + 0.02 * torch.randn(128, generator=generator)).bfloat16()
+    edit_tensors(copied_model, lambda tensors: tensors.update({"model.norm.weight": near_one}))
+    right = check(Checkpoint(copied_model), "pre_norm", capture(copied_model, "pre_norm"))
+    wrong = check(Checkpoint(copied_model), "pre_norm", capture(copied_model, "post_norm"))
+    print(right, wrong)
+    assert right.mistaken_for is None
+    assert wrong.agreement > 0.95
+    assert wrong.mistaken_for == "the state after the final norm in place of the one before it"
+    right = check(Checkpoint(copied_model), "post_norm", capture(copied_model, "post_norm"))
+    assert right.mistaken_for is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda states: states.roll(1, 0), "each state one row too late"),
+        (lambda states: states.roll(-1, 0), "each state one row too early"),
+        (lambda states: states[:, [3, 1, 2, 0]], "the final state in slot 0"),
+        (lambda states: states[:, [0, 1, 3, 2]], "the final state in slot 2"),
+    ],
+)
+def test_wrong_states_are_recognised_by_the_reading_that_explains_them(demo_model, samples, change, words):
+    assert check(Checkpoint(demo_model), "pre_norm", changed(samples, change)).mistaken_for == words
+    assert check(Checkpoint(demo_model), "pre_norm", samples).mistaken_for is None
+
+
 def test_a_missing_or_quantised_head_is_no_pass(copied_model, samples):
     edit_tensors(copied_model, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].char()}))
     with pytest.raises(ReplayImpossible, match=r"lm_head.weight is I8 .* quantised"):
