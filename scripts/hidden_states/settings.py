@@ -120,9 +120,29 @@ def _check_layers(layers: Any) -> None:
         )
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML without keys given twice, of which plain YAML loaders keep the last and drop the others silently."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise UserError(
+                    f"{self.name}: the key {key.value} stands in line {seen[key.value]} and again in line {line}; "
+                    "only one of them can count: put what belongs to it in one place."
+                )
+            seen[key.value] = line
+        return node
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        with open(file, encoding="utf-8") as stream:  # with its name, for messages
+            content = yaml.load(stream, _UniqueKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"configuration {file} cannot be read: {error}") from error
     except yaml.YAMLError as error:

@@ -18,7 +18,7 @@ from hidden_states import settings as configuration
 from hidden_states.files import canonical_json, write_json
 from hidden_states.layout import Results, chunk_name
 from hidden_states.packaging.closing import closing_lines
-from hidden_states.run_lock import RunLock
+from hidden_states.run_lock import RUN_ID, RunLock
 
 log = logging.getLogger("snakemake.logging")
 
@@ -149,14 +149,19 @@ class Run:
                 signal.signal(number, _end_run)
 
     def end(self, success: bool) -> None:
-        """Stop the server at once and say where the dataset is. Does nothing for a run that was refused: the server is
-        that of another."""
+        """Stop the server at once and say where the dataset is, or what failed. Does nothing for a run that was
+        refused: the server is that of another."""
         if not self._lock.held or self._targets == {"verify"}:
             return
         subprocess.run(["hidden-states", "stop-server", "--results", str(RESULTS.root)], check=False)
         if success and "all" in self._targets:
             for name in self._settings["packaging"]["formats"]:
                 print("\n".join(closing_lines(RESULTS, name, self._repeat)))
+        if not success:
+            from hidden_states.extraction.failed import failed_lines
+
+            for line in failed_lines(RESULTS, chunk_names(self._settings), os.environ[RUN_ID], self._repeat):
+                print(line)
 
 
 def _end_run(number: int, frame: FrameType | None) -> None:

@@ -39,6 +39,8 @@ elif verb == "extract":
     put(Path(f"running.{os.getpid()}"), chunk)
     time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
     if chunk in os.environ.get("FAKE_FAIL", "").split(","):
+        line = {"key": "a key", "reason": "refused: HTTP 400: no", "run_id": os.environ["HIDDEN_STATES_RUN_ID"]}
+        put(results / "chunks" / chunk / "journal.jsonl", json.dumps(line))
         sys.exit("this chunk fails")
     put(results / "chunks" / chunk / "manifest.parquet", f"manifest {chunk}")
 elif verb == "verify-chunk":

@@ -52,6 +52,14 @@ def test_one_failing_chunk_leaves_the_others_finished_and_is_all_that_runs_again
     assert extracted(workflow.calls()) == ["0002"]
 
 
+def test_a_run_that_fails_says_how_many_samples_failed_and_how_to_try_them_again(workflow):
+    code, output = workflow.run("all", FAKE_FAIL="0002")
+    assert code != 0
+    assert "Samples that failed: 1 (refused: 1); to try them again:" in output
+    options = f"--configfile {workflow.folder}/my.yaml --directory {workflow.folder}"
+    assert f"to try them again:\n  snakemake --cores 8 all {options}\n" in output
+
+
 def test_forcing_one_manifest_extracts_one_chunk(workflow):
     assert workflow.run("all")[0] == 0
     workflow.calls()
@@ -246,6 +254,16 @@ def test_an_unknown_key_is_refused_before_any_job(workflow):
     code, output = workflow.run("all")
     assert code != 0
     assert "extraction.chunck is not known; did you mean chunks?" in output
+    assert workflow.calls() == []
+
+
+def test_a_section_that_is_given_twice_is_refused_before_any_job(workflow):
+    command = workflow.command("all")
+    config = workflow.folder / "my.yaml"
+    config.write_text(config.read_text() + "extraction: {chunks: 2}\n")
+    result = subprocess.run(command, cwd=workflow.repository, env=workflow.environment, capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "my.yaml: the key extraction stands in line 4 and again in line 8" in result.stdout + result.stderr
     assert workflow.calls() == []
 
 

@@ -143,6 +143,30 @@ def test_a_file_that_is_no_configuration_is_named(schema, tmp_path, text, words)
     assert "bad.yaml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "server: {slots: 1}\nmodel: {path: a/b}\nserver: {slots: 2}\n",
+            "key server stands in line 1 and again in line 3",
+        ),
+        ("server:\n  slots: 1\n  'slots': 2\n", "key slots stands in line 2 and again in line 3"),
+        ('{"server": {}, "server": {}}', "key server stands in line 1 and again in line 1"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused_with_its_lines(schema, tmp_path, text, words):
+    (tmp_path / "twice.yaml").write_text(text)
+    with pytest.raises(UserError, match=words) as caught:
+        load([tmp_path / "twice.yaml"], schema)
+    assert "twice.yaml" in str(caught.value)
+
+
+def test_a_key_that_overrides_a_merged_one_is_no_repetition(schema, tmp_path):
+    text = "model: {path: a/b}\nconversations: {files: [c.jsonl]}\nextraction: {<<: {chunks: 3}, chunks: 4}\n"
+    (tmp_path / "merged.yaml").write_text(text)
+    assert load([tmp_path / "merged.yaml"], schema)["extraction"]["chunks"] == 4
+
+
 def test_a_model_folder_that_is_not_there_is_named(schema, tmp_path):
     settings = load([write(tmp_path, OWN | {"model": {"path": "./nowhere"}})], schema)
     with pytest.raises(UserError, match="there is no folder"):
