@@ -124,11 +124,13 @@ def test_a_sample_that_kills_the_server_is_not_tried_again_in_the_same_run(bench
     keys = bench.write(prompts(6))
     bench.server.always[keys[2]] = "kill"
     bench.server.answer_delay = 0.01
-    for run_id, requests in (("one", 3), ("one", 3), ("two", 5)):
+    requests = []
+    for run_id in ("one", "one", "two"):
         monkeypatch.setenv("HIDDEN_STATES_RUN_ID", run_id)
         with pytest.raises(UserError, match="1 kills_server; sample 2: kills_server: the server died 2 times"):
             bench.extract()
-        assert bench.server.keys_requested().count(keys[2]) == requests
+        requests.append(bench.server.keys_requested().count(keys[2]))
+    assert requests[0] == requests[1] < requests[2]
     bench.server.always.clear()
     monkeypatch.setenv("HIDDEN_STATES_RUN_ID", "three")
     bench.extract()
