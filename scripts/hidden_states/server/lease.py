@@ -252,7 +252,7 @@ class LeasedServer:
 
     def _failure(self, reason: str) -> UserError:
         tail = self._record.log_tail or log_tail(Path(self._record.log), 30)
-        shown = "\n".join(f"  | {line[:240]}" for line in tail)
+        shown = "\n".join(f"  | {line[:240]}" for line in tail or ["(it is empty)"])
         return UserError(
             f"the server did not come up: {reason}. The end of its log:\n{shown}\nThe whole log: {self._record.log}. "
             "When the cause is removed (most often a key of server.arguments), run `snakemake --cores 8 all` again."
@@ -330,4 +330,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _last_words(lines: list[str]) -> str:
     """The line of a log that says most about its end."""
     errors = [line for line in lines if "Error" in line or "error" in line]
-    return " ".join((errors or lines or ["nothing"])[-1].split())[:300]
+    crashes = [line for line in lines if "crashed" in line]  # SGLang's words for a process that was killed
+    return " ".join((errors or crashes or lines or ["nothing"])[-1].split())[:300]
