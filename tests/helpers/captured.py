@@ -10,7 +10,7 @@ LAYERS = (2, 4, 5)
 LENGTHS = (1, 40, 130, 7)
 
 
-def capture(folder: Path, final: str = "pre_norm") -> list[CapturedSample]:
+def capture(folder: Path, final: str = "pre_norm", layers: tuple[int, ...] = LAYERS) -> list[CapturedSample]:
     """Prompts of ``LENGTHS`` random tokens through the model in bfloat16, as ``hidden_states[L]`` has them."""
     from transformers import AutoModelForCausalLM
 
@@ -23,7 +23,7 @@ def capture(folder: Path, final: str = "pre_norm") -> list[CapturedSample]:
         with torch.no_grad():
             output = model(torch.from_numpy(ids)[None], output_hidden_states=True)
         last = kept["x"][0 if final == "pre_norm" else 1][0]
-        states = torch.stack([*(output.hidden_states[layer][0] for layer in LAYERS), last], dim=1)
+        states = torch.stack([*(output.hidden_states[layer][0] for layer in layers), last], dim=1)
         scores = output.logits[0].float().log_softmax(-1)
         top1 = [None, *scores.argmax(-1)[:-1].tolist()]
         logprobs = [None, *(float(scores[t, ids[t + 1]]) for t in range(length - 1))]

@@ -24,6 +24,11 @@ NEIGHBOUR_TOKENS = 256
 SHORTEST = 8
 """Tokens of the shortest sample whose median says something: one token may be sent to other experts."""
 
+NEARER = 0.9
+"""Another state of the reference is the one that a slot holds when its median error is below this share of the own
+one's. A layer that changes the state by more than half of the rounding error is told from its neighbours so; one that
+changes nearly nothing cannot have a right capture refused by chance."""
+
 ROOM = 1.5
 """Memory needed, as a multiple of the weights in float32."""
 
@@ -136,7 +141,7 @@ def _candidates(
 def _nearest(own: torch.Tensor, others: dict[str, list[torch.Tensor]]) -> str | None:
     medians = {words: float(torch.cat(errors).median()) for words, errors in others.items()}
     words = min(medians, key=medians.__getitem__)
-    return words if medians[words] < float(own.median()) else None
+    return words if medians[words] < NEARER * float(own.median()) else None
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -32,6 +32,9 @@ places, and the normed state was rounded before. The share is twice that. It is 
 the first and the second: the figures of wrong states hardly move with it.
 """
 
+SCALED_ROUNDING = 4 * ROUNDING
+"""The same for log-probabilities where the head is float8: a server may round the normed state to float8 too."""
+
 LEAD = 0.125
 """Share of the largest logit's lead over the average one by which the server's choice may lie below it, at most and
 not quite: states of zeros give equal logits, which agree with no choice."""
@@ -43,6 +46,12 @@ MISTAKEN = 0.5
 """Another reading of the states than the one asked for is the right one when its median difference of log-probabilities
 is below this share of the asked one's. Of right states every other reading is worse by 8 times and more, even where
 norm weights differ from one by 2 % only; of wrong ones the right reading is better by as much."""
+
+UNMOVED = 0.003
+"""States asked for as they are before the norm, which the norm moves by less than this share in median, were normed
+already: so it is with norm weights of one, where the logits of both are equal. Rounding moves such states by 0.0002.
+Those before the norm have sizes of their own: even in a model with weights and embeddings of size one it moves them by
+0.03, in the demo model by 0.5. Weights further from one than this show in the log-probabilities."""
 
 EPSILON_KEYS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_eps")
 PLAIN_DTYPES = ("BF16", "F16", "F32")
@@ -56,6 +65,12 @@ ONE_PLUS_WEIGHT = ("gemma", "gemma2", "gemma3", "recurrent_gemma", "vaultgemma",
 MEAN_SUBTRACTING = ("cohere", "cohere2", "cohere2_moe")
 """Model types whose final norm is no RMSNorm, though nothing in the checkpoint shows it."""
 
+AFTER_NORM = "the state after the final norm in place of the one before it"
+BEFORE_NORM = "the state before the final norm in place of the one after it"
+
+Treatment = Callable[[Checkpoint, torch.Tensor], torch.Tensor]
+"""What is done to rows [P, hidden_size] before the head; it may change them."""
+
 
 class ReplayImpossible(Exception):
     """The checkpoint or the server's answers do not allow a replay; the message says why."""
@@ -66,7 +81,8 @@ class ReplayFigures:
     """``agreement``: share of positions at which the server's most likely token is ours too, up to rounding.
     ``tokens``: positions compared. The differences are of log-probabilities, natural logarithm; ``rounding`` is what
     their median may be when only the server's logits were rounded to bfloat16. ``asked`` and ``alternatives``: the
-    median difference of the states as they are, and read in other ways (words → median), at fewer positions."""
+    median difference of the states as they are, and read in other ways (words → median), at fewer positions.
+    ``unmoved``: the states were asked for before the norm, but it does not change them."""
 
     agreement: float
     tokens: int
@@ -75,10 +91,13 @@ class ReplayFigures:
     rounding: float
     asked: float
     alternatives: dict[str, float]
+    unmoved: bool
 
     @property
     def mistaken_for(self) -> str | None:
         """The reading that explains the states much better than the one asked for, in words, if there is one."""
+        if self.unmoved:
+            return AFTER_NORM
         words = min(self.alternatives, key=self.alternatives.__getitem__, default=None)
         return words if words is not None and self.alternatives[words] < MISTAKEN * self.asked else None
 
@@ -122,15 +141,16 @@ def check(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]) -> 
     behind = logits.largest - logits.of_top1
     agrees = (behind <= ROUNDING * logits.largest.abs()) & (behind < LEAD * (logits.largest - logits.average))
     difference = _difference(logits, positions)
-    asked, alternatives = _alternatives(checkpoint, head, vocabulary, final, samples)
+    asked, alternatives, unmoved = _alternatives(checkpoint, head, vocabulary, final, samples)
     return ReplayFigures(
         agreement=float(agrees.double().mean()),
         tokens=agrees.numel(),
         median_abs_logprob_difference=float(difference.median()),
         max_abs_logprob_difference=float(difference.max()),
-        rounding=ROUNDING * float(logits.largest.abs().median()),
+        rounding=(SCALED_ROUNDING if head.dtype in SCALED_DTYPES else ROUNDING) * float(logits.largest.abs().median()),
         asked=asked,
         alternatives=alternatives,
+        unmoved=unmoved,
     )
 
 
@@ -141,23 +161,23 @@ def _difference(logits: _Logits, positions: _Positions) -> torch.Tensor:
 
 def _alternatives(
     checkpoint: Checkpoint, head: TensorEntry, vocabulary: int, final: str, samples: list[CapturedSample]
-) -> tuple[float, dict[str, float]]:
-    """The median difference of the states as asked for, and of each other reading of them."""
+) -> tuple[float, dict[str, float], bool]:
+    """The median difference of the states as asked for, that of each other reading of them, and whether states asked
+    for before the norm stay as they are under it."""
     normed = final == "post_norm"
-    other_side = (
-        "the state before the final norm in place of the one after it"
-        if normed
-        else "the state after the final norm in place of the one before it"
-    )
-    # Slot, whether it is to be normed, and how many rows too far down its rows stand; the first is what was asked for.
-    readings: dict[str, tuple[int, bool, int]] = {
-        "": (-1, not normed, 0),
-        other_side: (-1, normed, 0),
-        "each state one row too late": (-1, not normed, 1),
-        "each state one row too early": (-1, not normed, -1),
+    asked, other = (_as_they_are, _normed) if normed else (_normed, _as_they_are)
+    # Slot, what is done to its rows, and how many rows too far down they stand; the first is what was asked for.
+    readings: dict[str, tuple[int, Treatment, int]] = {
+        "": (-1, asked, 0),
+        BEFORE_NORM if normed else AFTER_NORM: (-1, other, 0),
+        "the state after the final norm, normed once more": (-1, _norm_undone, 0),
+        "each state one row too late": (-1, asked, 1),
+        "each state one row too early": (-1, asked, -1),
     }
     for slot in range(samples[0].states.shape[1] - 1):
-        readings[f"the final state in slot {slot}"] = (slot, True, 0)
+        readings[f"the final state in slot {slot}"] = (slot, _normed, 0)
+    if normed and not _norm_is_known(checkpoint):
+        readings = {words: reading for words, reading in readings.items() if reading[1] is _as_they_are}
     rows: list[list[torch.Tensor]] = [[] for _ in readings]
     tokens, logprobs = [], []
     for sample, chosen in _chosen(samples, MAX_ALTERNATIVE_POSITIONS, margin=1):
@@ -166,12 +186,12 @@ def _alternatives(
         tokens.append(torch.from_numpy(sample.token_ids)[chosen])
         logprobs += [sample.logprobs[position] for position in chosen.tolist()]
     if not tokens:
-        return 0.0, {}
-    stacked = [torch.cat(found) for found in rows]
+        return 0.0, {}, False
+    captured = torch.cat(rows[0])
     stacked = [
-        _normed(checkpoint, found) if norm else found
-        for found, (_, norm, _) in zip(stacked, readings.values(), strict=True)
+        treat(checkpoint, torch.cat(found)) for found, (_, treat, _) in zip(rows, readings.values(), strict=True)
     ]
+    moved = float(((stacked[0] - captured).norm(dim=1) / captured.norm(dim=1)).median())
     count = len(stacked)
     positions = _Positions(
         rows=torch.cat(stacked),
@@ -181,7 +201,7 @@ def _alternatives(
     )
     difference = _difference(_logits(checkpoint, head, vocabulary, positions), positions)
     medians = difference.view(count, -1).median(1).values.tolist()
-    return medians[0], dict(zip(list(readings)[1:], medians[1:], strict=True))
+    return medians[0], dict(zip(list(readings)[1:], medians[1:], strict=True)), not normed and moved < UNMOVED
 
 
 def _head(checkpoint: Checkpoint) -> TensorEntry:
@@ -267,8 +287,26 @@ def _chosen(
             yield sample, torch.tensor(known)[torch.linspace(0, len(known) - 1, share).round().long()]
 
 
+def _as_they_are(checkpoint: Checkpoint, rows: torch.Tensor) -> torch.Tensor:
+    return rows
+
+
 def _normed(checkpoint: Checkpoint, rows: torch.Tensor) -> torch.Tensor:
     """RMSNorm of ``rows`` with the checkpoint's final norm, float32."""
+    weight, epsilon = _norm(checkpoint)
+    return rows.mul_(torch.rsqrt(rows.square().mean(-1, keepdim=True) + epsilon)).mul_(weight)
+
+
+def _norm_undone(checkpoint: Checkpoint, rows: torch.Tensor) -> torch.Tensor:
+    """What the final norm made ``rows`` of, when that was itself an output of it, float32."""
+    weight, _ = _norm(checkpoint)
+    # The direction is that of rows / weight, and the size that of an output: its own quotient has a mean square of one.
+    direction = rows / weight
+    return direction * torch.rsqrt((direction / weight).square().mean(-1, keepdim=True))
+
+
+def _norm(checkpoint: Checkpoint) -> tuple[torch.Tensor, float]:
+    """The factors of the final norm, float32 [hidden_size], and its epsilon."""
     config = checkpoint.config
     epsilon = next((config.raw[key] for key in EPSILON_KEYS if config.raw.get(key) is not None), None)
     try:
@@ -281,10 +319,15 @@ def _normed(checkpoint: Checkpoint, rows: torch.Tensor) -> torch.Tensor:
     if entry.dtype not in PLAIN_DTYPES or entry.shape != (config.hidden_size,):
         raise ReplayImpossible(f"{entry.name} is {entry.dtype} of shape {entry.shape}")
     weight = checkpoint.load(entry).float()
-    if _is(config.model_type, ONE_PLUS_WEIGHT):
-        weight = 1 + weight
-    scale = torch.rsqrt(rows.square().mean(-1, keepdim=True) + epsilon)
-    return rows.mul_(scale).mul_(weight)
+    return (1 + weight if _is(config.model_type, ONE_PLUS_WEIGHT) else weight), epsilon
+
+
+def _norm_is_known(checkpoint: Checkpoint) -> bool:
+    try:
+        _norm(checkpoint)
+    except ReplayImpossible:
+        return False
+    return True
 
 
 def _is(model_type: str, types: tuple[str, ...]) -> bool:
