@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,17 +47,22 @@ class Comparison:
     recomputed: int
 
 
-def assert_same_dataset(found: Path, right: Path) -> Comparison:
+def assert_same_dataset(found: Path, right: Path, without: Collection[int] = ()) -> Comparison:
     """Both: a ``dataset/speculators`` folder. The same rows in the same order, the same token ids and loss masks, and
-    for each row a state that is the same to the byte, or the same up to the rounding of another computation."""
+    for each row a state that is the same to the byte, or the same up to the rounding of another computation.
+
+    ``without``: rows of ``right`` that are not to be in ``found``; those behind them move up.
+    """
     rows, expected = load_from_disk(str(found)), load_from_disk(str(right))
+    kept = [index for index in range(len(expected)) if index not in without]
+    expected = expected.select(kept)
     columns = ["input_ids", "loss_mask", "seq_len"]
     assert rows.select_columns(columns).to_list() == expected.select_columns(columns).to_list()
-    names = {f"hs_{index}.safetensors" for index in range(len(expected))}
-    assert {path.name for path in (found / "hidden_states").iterdir()} == names
+    names = {f"hs_{index}.safetensors": f"hs_{row}.safetensors" for index, row in enumerate(kept)}
+    assert {path.name for path in (found / "hidden_states").iterdir()} == set(names)
     identical = 0
-    for name in sorted(names):
-        ours, theirs = found / "hidden_states" / name, right / "hidden_states" / name
+    for name, name_there in names.items():
+        ours, theirs = found / "hidden_states" / name, right / "hidden_states" / name_there
         if ours.read_bytes() == theirs.read_bytes():
             identical += 1
             continue

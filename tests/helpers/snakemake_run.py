@@ -43,7 +43,7 @@ class Workflow:
     def run(self, *arguments: str, **variables: str) -> tuple[int, str]:
         """Exit code and output."""
         process = self.start(*arguments, **variables)
-        output, _ = process.communicate(timeout=900)
+        output, _ = process.communicate(timeout=1800)
         return process.returncode, output
 
     def call(self, verb: str, *arguments: str) -> str:
