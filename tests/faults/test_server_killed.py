@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.server, pytest.mark.workflow, pyte
 START_SECONDS = 900
 """Enough for a server to start beside others on few cores."""
 KILLS = 3
-SILENCE = 20.0
+SILENCE = 30.0
 """Seconds without an answer after which the server of these tests is taken to hang; a prompt takes far less."""
 
 HANGS = """
