@@ -139,6 +139,14 @@ def test_replay_alone_refuses_the_state_before_the_norm_where_that_after_it_is_a
         run(folder, "post_norm", captured(folder, "pre_norm"))
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name][0]])
+def test_replay_alone_refuses_a_second_norm_where_the_state_after_one_is_asked_for(root, name):
+    """With norm weights of one the second changes nothing."""
+    folder = model(root, name)
+    with pytest.raises(UserError, match="better explained as the state after the final norm, normed once more"):
+        run(folder, "post_norm", normed_twice(folder))
+
+
 @pytest.mark.parametrize("off", [(1, 8, 13), (3, 8, 13), (2, 7, 13), (2, 9, 13), (2, 8, 12), (2, 8, 14)])
 def test_a_layer_one_off_is_nearest_to_its_own_though_it_differs_by_few_percent(root, off):
     """Below the threshold of the median, so that only the comparison with the neighbours sees it."""
