@@ -111,7 +111,9 @@ def test_a_server_that_does_not_come_up_is_explained(
     run.config["server"]["startup_timeout_seconds"] = timeout
     code, output = run.run("all", PYTHONPATH=str(folder))
     assert code == 1 and "Traceback (most recent call last)" not in _without_quotes(output), output
-    assert output.count("error: the server did not come up") == 1
+    # Snakemake shows what a failed job printed, and then its log again.
+    log = (run.folder / "logs" / "start_server.log").read_text()
+    assert log.count("error: the server did not come up") == 1
     for word in words:
         assert word in output
     assert "run `snakemake --cores 8 all` again" in output
@@ -125,7 +127,7 @@ def test_a_server_that_does_not_come_up_is_explained(
 def test_a_model_that_sglang_cannot_load_is_explained_in_its_words(
     run: Workflow, undisturbed: Path, tmp_path: Path, demo_model: Path
 ) -> None:
-    """An attention head size that its weights do not have; then the model is put right."""
+    """An architecture that it does not know; then the model is put right."""
     model = shutil.copytree(demo_model, tmp_path / "model")
     right = (model / "config.json").read_text()
     (model / "config.json").write_text(json.dumps(json.loads(right) | {"architectures": ["NoSuchForCausalLM"]}))
