@@ -16,6 +16,7 @@ from hidden_states.packaging import speculators, speculators_v1
 from hidden_states.store.checksums import file_checksum
 from hidden_states.store.manifest import write_manifest
 from hidden_states.store.state_file import StateHeader, sample_key
+from hidden_states.store.tokens import keep_copy
 
 FINGERPRINT = "f" * 32
 VOCABULARY = 50
@@ -101,6 +102,7 @@ class Run:
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist(tokens, TOKEN_SCHEMA), path)
             files[path.name] = {"checksum": file_checksum(path), "rows": len(tokens)}
+            keep_copy(self.results, chunk)
             write_manifest(self.results.manifest(chunk), manifest)
         summary = {"rows_read": sample_id + 1, "accepted": sample_id, "rejected": 1, "reasons": {"empty": 1}}
         write_json(self.results.summary, {**summary, "embedding_rows": self.vocabulary, "files": files})

@@ -8,10 +8,11 @@ from helpers.states import header_for
 from hidden_states.files import write_json
 from hidden_states.layout import Results
 from hidden_states.store.checksums import file_checksum
+from hidden_states.store.tokens import keep_copy
 
 
 def write_token_file(results: Results, chunk: str, prompts: list[list[int]], first_sample_id: int = 0) -> None:
-    """Write ``tokens/{chunk}.parquet`` for ``prompts`` and record it in the summary."""
+    """Write ``tokens/{chunk}.parquet`` and its copy for ``prompts`` and record it in the summary."""
     path = results.tokens(chunk)
     path.parent.mkdir(parents=True, exist_ok=True)
     numbers = range(first_sample_id, first_sample_id + len(prompts))
@@ -30,4 +31,5 @@ def write_token_file(results: Results, chunk: str, prompts: list[list[int]], fir
     pyarrow.parquet.write_table(table, path)
     summary = json.loads(results.summary.read_text()) if results.summary.exists() else {"files": {}}
     summary["files"][path.name] = {"checksum": file_checksum(path)}
+    keep_copy(results, chunk)
     write_json(results.summary, summary)

@@ -72,18 +72,28 @@ def keep_copy(results: Results, chunk: str) -> None:
 
 
 def make_whole(results: Results, chunk: str) -> None:
-    """Put the copy in the place of a token file that is damaged or missing, when the copy is what the summary
-    recorded; otherwise leave everything as it is, for ``check_token_file`` to refuse."""
+    """Of a token file and its copy, put the one that is what the summary recorded in the place of the other, where
+    that one is damaged or missing. When neither is, leave everything as it is, for ``check_token_file`` to refuse."""
     path, copy = results.tokens(chunk), results.token_copy(chunk)
     try:
         recorded = json.loads(results.summary.read_text(encoding="utf-8"))["files"][path.name]["checksum"]
-        if (path.is_file() and file_checksum(path) == recorded) or file_checksum(copy) != recorded:
-            return
     except (OSError, ValueError, KeyError, TypeError):
         return
-    log.warning("token file %s was damaged; its copy takes its place", path)
-    with atomic_path(path) as temporary:
-        shutil.copyfile(copy, temporary)
+    right = {file: _has_checksum(file, recorded) for file in (path, copy)}
+    if right[path] and not right[copy]:
+        log.warning("the copy %s was damaged; it is made again", copy)
+        keep_copy(results, chunk)
+    elif right[copy] and not right[path]:
+        log.warning("token file %s was damaged; its copy takes its place", path)
+        with atomic_path(path) as temporary:
+            shutil.copyfile(copy, temporary)
+
+
+def _has_checksum(path: Path, checksum: str) -> bool:
+    try:
+        return file_checksum(path) == checksum
+    except OSError:
+        return False
 
 
 def check_token_file(results: Results, chunk: str) -> None:

@@ -1,6 +1,7 @@
-"""Token files in full: what the summary recorded of them, and every row's ids against its key."""
+"""Token files and their copies in full: what the summary recorded of them, and every row's ids against its key."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from hidden_states.errors import UserError
@@ -13,7 +14,8 @@ from hidden_states.verification.findings import Findings
 
 
 def check_tokens(results: Results, chunks: list[str], findings: Findings) -> set[str]:
-    """Check the token files of ``chunks``, the rejected rows and the summary; return the chunks that are in order."""
+    """Check the token files of ``chunks``, their copies, the rejected rows and the summary; return the chunks whose
+    token file is in order."""
     try:
         summary: dict[str, Any] = json.loads(results.summary.read_text(encoding="utf-8"))
         recorded = {name: entry["checksum"] for name, entry in summary["files"].items()}
@@ -29,10 +31,14 @@ def check_tokens(results: Results, chunks: list[str], findings: Findings) -> set
             good.add(chunk)
         else:
             findings.token_file(chunk, results.tokens(chunk), problem)
+        # The second barrier against rot must not rot unseen.
+        copy = results.token_copy(chunk)
+        if copy_problem := _against(copy, recorded.get(f"{chunk}.parquet")):
+            findings.token_file(chunk, copy, copy_problem)
     return good
 
 
-def _against(path: Any, checksum: str) -> str | None:
+def _against(path: Path, checksum: str | None) -> str | None:
     try:
         return None if file_checksum(path) == checksum else "changed since it was written"
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A damaged token file is made whole from its copy, and only from a good one."""
+"""A damaged token file is made whole from its copy, and the other way round, and only from a good one."""
 
 import pytest
 from hidden_states.errors import UserError
@@ -24,6 +24,14 @@ def test_a_damaged_or_missing_file_is_replaced_by_its_copy(results, damage):
     with pytest.raises(UserError):
         check_token_file(results, "0000")
     make_whole(results, "0000")
+    check_token_file(results, "0000")
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"tokenz"), lambda file: file.unlink()])
+def test_a_damaged_or_missing_copy_is_made_again(results, damage):
+    damage(results.token_copy("0000"))
+    make_whole(results, "0000")
+    assert results.token_copy("0000").read_bytes() == b"tokens"
     check_token_file(results, "0000")
 
 

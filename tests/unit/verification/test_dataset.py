@@ -195,6 +195,13 @@ def test_a_bad_token_file_is_ticketed_by_its_chunk(done: Run, fault: Callable):
     assert ticketed(done) == {"0001": {"keys": []}}
 
 
+@pytest.mark.parametrize("fault", [lambda path: path.unlink(), lambda path: flip(path, 700)], ids=["missing", "bit"])
+def test_a_bad_copy_of_a_token_file_is_ticketed_by_its_chunk(done: Run, fault: Callable):
+    fault(done.results.token_copy("0001"))
+    assert "tokens/copy/0001.parquet: " in "\n".join(check(done).findings.lines())
+    assert ticketed(done) == {"0001": {"keys": []}}
+
+
 def test_a_damaged_summary_is_an_error_that_only_tokenize_can_mend(done: Run):
     done.results.summary.write_text("{")
     assert "delete it: then `all` tokenizes again" in "\n".join(check(done).findings.lines())
