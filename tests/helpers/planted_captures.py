@@ -11,6 +11,7 @@ FAULTS = {
     "layer-one-off": "the first auxiliary slot holds the layer after the one asked for",
     "slots-swapped": "two auxiliary slots are swapped",
     "final-in-slot": "the final state and the first auxiliary one are swapped",
+    "earlier-final": "the final slot holds the state of an earlier layer",
     "post-norm": "the final slot holds the state after the final norm",
     "normed-twice": "the final slot holds the state after the final norm, normed once more",
     "rows-shifted": "every row is that of the token before",
@@ -54,6 +55,8 @@ def register():
             slots[0], slots[1] = slots[1], slots[0]
         if name == "final-in-slot":
             slots[0], final.pre_norm = final.pre_norm, slots[0]
+        if name == "earlier-final":
+            final.pre_norm = slots[-1]
         if name == "post-norm":
             final.pre_norm = final.post_norm
         if name == "normed-twice":

@@ -27,7 +27,7 @@ prefill, to train an EAGLE-3 drafter with [speculators](https://github.com/vllm-
 
 {slots}
 
-L = the residual stream after L decoder layers: Hugging Face's `hidden_states[L]` for L < {num_layers}. {slot_notes}
+L = the residual stream after L decoder layers: Hugging Face's `hidden_states[L]` for L < {num_layers}. {notes}
 
 ## Files
 
@@ -83,6 +83,10 @@ DRAFT_VOCABULARY_V1 = """\
 `scripts/build_vocab_mapping.py` with `--token-freq-path token_freq.bin`, and add `--d2t-path` and `--t2d-path`. Its
 trainers take every file below this folder whose name ends in `pt` for a row: keep all else elsewhere."""
 
+UNPROVEN = """
+
+**Nothing proves that these states are what they are said to be**: for this model neither logit replay nor a reference
+forward was possible, and `self_check.reference: never` let the run go on."""
 ROWS = "[tokens, {num_slots} slots, {hidden_size}]"
 ROWS_V1 = "{num_slots} × [tokens, {hidden_size}]"
 
@@ -109,7 +113,7 @@ def dataset_card(content: dict[str, Any]) -> str:
         sglang_version=content["server"].get("sglang_version"),
         fingerprint=content["fingerprint"],
         slots=_table(["slot", "holds"], [[str(slot), words] for slot, words in enumerate(layers["slots"])]),
-        slot_notes=_slot_notes_v1(layers) if is_v1 else _final_words(layers["final"]),
+        notes=(_slot_notes_v1(layers) if is_v1 else _final_words(layers["final"])) + _unproven(content["server"]),
         train=content["train"],
         drafter=_table(
             ["engine", "key", "ids", "why"],
@@ -120,6 +124,10 @@ def dataset_card(content: dict[str, Any]) -> str:
         ),
         left_out=_left_out(counts),
     )
+
+
+def _unproven(server: dict[str, Any]) -> str:
+    return "" if server.get("self_check", {}).get("proven", True) else UNPROVEN
 
 
 def _final_words(final: str) -> str:

@@ -7,6 +7,9 @@ from hidden_states.verification.reference import ReferenceFigures
 from hidden_states.verification.replay import ReplayFigures
 from hidden_states.verification.samples import CapturedSample
 
+MORE_THAN_CHANCE = 0.1
+"""Replay agreement above which rows stand where they belong: shifted ones, or those of another request, have 0.01."""
+
 
 def likeliest_fault(
     samples: list[CapturedSample], replay: ReplayFigures | None, reference: ReferenceFigures | None
@@ -16,6 +19,7 @@ def likeliest_fault(
         _repeated_rows(samples)
         or _wrong_slots(reference)
         or (f"The figures look like {replay.mistaken_for}." if replay and replay.mistaken_for else None)
+        or _another_layer(replay)
         or "The figures fit none of the known faults."
     )
 
@@ -36,6 +40,13 @@ def _repeated_rows(samples: list[CapturedSample]) -> str | None:
                     "another request, or stale ones of an earlier forward (a replayed CUDA graph?)."
                 )
     return None
+
+
+def _another_layer(replay: ReplayFigures | None) -> str | None:
+    """Without a reference: the token is often the right one still, as it is from an earlier layer and not by chance."""
+    if replay is None or replay.agreement < MORE_THAN_CHANCE or replay.median_abs_logprob_difference <= replay.rounding:
+        return None
+    return "The figures look like the state of another layer in place of the final one."
 
 
 def _wrong_slots(reference: ReferenceFigures | None) -> str | None:

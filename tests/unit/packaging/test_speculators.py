@@ -356,3 +356,12 @@ def test_a_hundred_thousand_links_take_seconds(tmp_path, run):
     run.package()
     assert time.monotonic() - start < 5
     assert np.all([(run.folder / "hidden_states" / f"hs_{row}.safetensors").exists() for row in (0, 19_999)])
+
+
+def test_a_dataset_of_a_server_that_nothing_proved_says_so(run):
+    run.package()
+    assert "Nothing proves" not in (run.folder / "README.md").read_text()
+    ready = json.loads(run.results.ready.read_text())
+    run.results.ready.write_text(json.dumps(ready | {"self_check": {"proven": False}}))
+    assert run.package()["server"]["self_check"] == {"proven": False}
+    assert "**Nothing proves that these states are what they are said to be**" in (run.folder / "README.md").read_text()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
+import psutil
 import pytest
 import torch
 from helpers.captured import LENGTHS, capture
@@ -193,6 +195,40 @@ def test_only_the_two_tensors_are_read(demo_model, samples, tmp_path):
     assert checkpoint.tensors["big.weight"].file == huge
     huge.unlink()
     assert check(checkpoint, "pre_norm", samples).agreement >= 0.99
+
+
+def test_a_large_head_is_read_in_blocks(tmp_path, monkeypatch):
+    """A head of 1 GiB, and memory for two blocks of it in float32."""
+    rows, width = 1 << 18, 1 << 11
+    header = {
+        "lm_head.weight": {"dtype": "BF16", "shape": [rows, width], "data_offsets": [0, 2 * rows * width]},
+        "model.norm.weight": {
+            "dtype": "BF16",
+            "shape": [width],
+            "data_offsets": [2 * rows * width, 2 * (rows + 1) * width],
+        },
+    }
+    text = json.dumps(header).encode()
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + 2 * (rows + 1) * width)
+    keys = {"num_hidden_layers": 8, "hidden_size": width, "vocab_size": rows, "rms_norm_eps": 1e-5}
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    uniform = float(torch.tensor(rows).log())
+    sample = CapturedSample(numpy.arange(2), torch.ones(2, 2, width).bfloat16(), [None, 0], [None, -uniform])
+    own = psutil.Process()
+    before, most = own.memory_info().rss - own.memory_info().shared, 0
+    finished = replay._finished
+
+    def watched(logits: torch.Tensor, config: dict) -> torch.Tensor:
+        nonlocal most
+        most = max(most, own.memory_info().rss - own.memory_info().shared - before)
+        return finished(logits, config)
+
+    monkeypatch.setattr(replay, "_finished", watched)
+    assert check(Checkpoint(tmp_path), "pre_norm", [sample]).median_abs_logprob_difference < 1e-3
+    print(f"{most:,} bytes at most")
+    assert most < 8 * replay.VOCABULARY_BLOCK * width + (32 << 20)
 
 
 def test_states_after_the_norm_are_noticed_though_its_weights_are_near_one(copied_model):
