@@ -63,7 +63,8 @@ class Forwards:
         return len([layer for layer in self.layers if layer < self.num_layers])
 
     def _states(self, slot: int, positions: torch.Tensor) -> torch.Tensor:
-        return (16.0 * slot + positions).repeat(HIDDEN_SIZE, 1).T.contiguous().to(torch.bfloat16)
+        # No state is all zeros: that is refused.
+        return (16.0 * slot + 1 + positions).repeat(HIDDEN_SIZE, 1).T.contiguous().to(torch.bfloat16)
 
     def _pack(self, aux: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
         return torch.cat(aux, dim=-1) if self.packed else aux
@@ -71,7 +72,7 @@ class Forwards:
 
 def expected_states(num_tokens: int, num_slots: int = len(LAYERS) + 1) -> torch.Tensor:
     """float32 [num_tokens, num_slots, HIDDEN_SIZE]"""
-    slots = 16.0 * torch.arange(num_slots)[None, :, None] + torch.arange(num_tokens)[:, None, None] % 16
+    slots = 16.0 * torch.arange(num_slots)[None, :, None] + 1 + torch.arange(num_tokens)[:, None, None] % 16
     return slots.expand(-1, -1, HIDDEN_SIZE)
 
 
