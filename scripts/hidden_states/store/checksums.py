@@ -167,9 +167,7 @@ def _compare_ids(found: numpy.ndarray, wanted: numpy.ndarray) -> None:
         )
 
 
-def _stream_states(
-    descriptor: int, header: StateHeader, digest: "xxhash.xxh3_128"
-) -> tuple[str | None, str | None]:
+def _stream_states(descriptor: int, header: StateHeader, digest: "xxhash.xxh3_128") -> tuple[str | None, str | None]:
     """Hash ``hidden_states`` block by block; return where the first value that is not finite lies, and where the first
     row that is all zeros, or None."""
     signed, unsigned, largest_signed, largest_unsigned = LARGEST_FINITE[header.dtype]
