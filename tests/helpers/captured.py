@@ -10,15 +10,17 @@ LAYERS = (2, 4, 5)
 LENGTHS = (1, 40, 130, 7)
 
 
-def capture(folder: Path, final: str = "pre_norm", layers: tuple[int, ...] = LAYERS) -> list[CapturedSample]:
-    """Prompts of ``LENGTHS`` random tokens through the model in bfloat16, as ``hidden_states[L]`` has them."""
+def capture(
+    folder: Path, final: str = "pre_norm", layers: tuple[int, ...] = LAYERS, lengths: tuple[int, ...] = LENGTHS
+) -> list[CapturedSample]:
+    """Prompts of ``lengths`` random tokens through the model in bfloat16, as ``hidden_states[L]`` has them."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     kept = {}
     model.model.norm.register_forward_hook(lambda module, arguments, output: kept.update(x=(arguments[0], output)))
     random, samples = numpy.random.default_rng(1), []
-    for length in LENGTHS:
+    for length in lengths:
         ids = random.integers(7, model.config.vocab_size, length)
         with torch.no_grad():
             output = model(torch.from_numpy(ids)[None], output_hidden_states=True)

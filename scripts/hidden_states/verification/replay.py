@@ -39,6 +39,9 @@ LEAD = 0.125
 """Share of the largest logit's lead over the average one by which the server's choice may lie below it, at most and
 not quite: states of zeros give equal logits, which agree with no choice."""
 
+SHORTEST = 8
+"""Positions of the shortest prompt whose own median says something."""
+
 MAX_ALTERNATIVE_POSITIONS = 256
 """Positions at which other readings of the states are tried."""
 
@@ -79,15 +82,17 @@ class ReplayImpossible(Exception):
 @dataclass(frozen=True)
 class ReplayFigures:
     """``agreement``: share of positions at which the server's most likely token is ours too, up to rounding.
-    ``tokens``: positions compared. The differences are of log-probabilities, natural logarithm; ``rounding`` is what
-    their median may be when only the server's logits were rounded to bfloat16. ``asked`` and ``alternatives``: the
-    median difference of the states as they are, and read in other ways (words → median), at fewer positions.
-    ``unmoved``: the states were asked for before the norm, but it does not change them."""
+    ``tokens``: positions compared. The differences are of log-probabilities, natural logarithm; ``worst_sample`` is the
+    largest median of a prompt of at least ``SHORTEST`` positions, ``rounding`` what a median may be when only the
+    server's logits were rounded to bfloat16. ``asked`` and ``alternatives``: the median difference of the states as
+    they are, and read in other ways (words → median), at fewer positions. ``unmoved``: the states were asked for
+    before the norm, but it does not change them."""
 
     agreement: float
     tokens: int
     median_abs_logprob_difference: float
     max_abs_logprob_difference: float
+    worst_sample: float
     rounding: float
     asked: float
     alternatives: dict[str, float]
@@ -105,12 +110,13 @@ class ReplayFigures:
 @dataclass(frozen=True)
 class _Positions:
     """``rows`` [P, hidden_size] float32 after the norm; ``top1`` and ``tokens`` int64 [P], ``logprobs`` float32 [P]:
-    what the server said of the token that follows each row, and which it is."""
+    what the server said of the token that follows each row, and which it is. ``counts``: positions of each prompt."""
 
     rows: torch.Tensor
     top1: torch.Tensor
     tokens: torch.Tensor
     logprobs: torch.Tensor
+    counts: list[int]
 
 
 @dataclass(frozen=True)
@@ -141,12 +147,14 @@ def check(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]) -> 
     behind = logits.largest - logits.of_top1
     agrees = (behind <= ROUNDING * logits.largest.abs()) & (behind < LEAD * (logits.largest - logits.average))
     difference = _difference(logits, positions)
+    parts = difference.split(positions.counts)
     asked, alternatives, unmoved = _alternatives(checkpoint, head, vocabulary, final, samples)
     return ReplayFigures(
         agreement=float(agrees.double().mean()),
         tokens=agrees.numel(),
         median_abs_logprob_difference=float(difference.median()),
         max_abs_logprob_difference=float(difference.max()),
+        worst_sample=max((float(part.median()) for part in parts if len(part) >= SHORTEST), default=0.0),
         rounding=(SCALED_ROUNDING if head.dtype in SCALED_DTYPES else ROUNDING) * float(logits.largest.abs().median()),
         asked=asked,
         alternatives=alternatives,
@@ -198,6 +206,7 @@ def _alternatives(
         top1=torch.cat(tokens).repeat(count),
         tokens=torch.cat(tokens).repeat(count),
         logprobs=torch.tensor(logprobs, dtype=torch.float32).repeat(count),
+        counts=[len(logprobs)] * count,
     )
     difference = _difference(_logits(checkpoint, head, vocabulary, positions), positions)
     medians = difference.view(count, -1).median(1).values.tolist()
@@ -262,6 +271,7 @@ def _positions(checkpoint: Checkpoint, final: str, samples: list[CapturedSample]
         top1=torch.tensor(top1),
         tokens=torch.cat(tokens),
         logprobs=torch.tensor(logprobs, dtype=torch.float32),
+        counts=[len(part) for part in rows],
     )
 
 

@@ -11,7 +11,7 @@ from hidden_states.verification.reference import ReferenceFigures, SlotFigures
 from hidden_states.verification.replay import ReplayFigures
 from hidden_states.verification.samples import CapturedSample
 
-RIGHT = ReplayFigures(1.0, 100, 0.01, 0.1, 0.1, 0.01, {"each state one row too late": 4.0}, False)
+RIGHT = ReplayFigures(1.0, 100, 0.01, 0.1, 0.02, 0.1, 0.01, {"each state one row too late": 4.0}, False)
 
 
 def sample(ids: list[int], seed: int) -> CapturedSample:
