@@ -59,7 +59,11 @@ def main(mode: str, arguments: list[str]) -> None:
             "final": os.environ["SGLANG_HS_FINAL"],
         }
         (dump / "capture.json").write_text(json.dumps(announcement))
-    server = HTTPServer(("127.0.0.1", config["port"]), Handler)
+    try:
+        server = HTTPServer(("127.0.0.1", config["port"]), Handler)
+    except OSError as error:
+        print(error, *(f"a line of a trace: {number}" for number in range(100)), sep="\n", flush=True)
+        sys.exit(3)
     server.key = config["api-key"]
     server.serve_forever()
 

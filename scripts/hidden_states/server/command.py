@@ -7,6 +7,7 @@ from typing import Any
 
 from hidden_states.capture import cpu
 from hidden_states.capture.export import export_plugin
+from hidden_states.errors import UserError
 from hidden_states.layout import Results
 from hidden_states.server.arguments import to_flags
 from hidden_states.server.specification import ServerSpecification
@@ -35,10 +36,14 @@ def command(specification: ServerSpecification) -> list[str]:
 def environment(
     specification: ServerSpecification, results: Results, dump: Path, devices: tuple[str, ...], rid_prefix: str
 ) -> dict[str, str]:
-    """The variables of the server process; the plug-in's own settings travel in them too."""
+    """The variables of the server process; the plug-in's own settings travel in them too.
+
+    Raises UserError when the path of ``dump`` cannot stand in a URL.
+    """
     variables = dict(os.environ)
     variables |= {
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+        **_loopback_only(dump),
         "SGLANG_HS_DUMP_DIR": str(dump),
         "SGLANG_HS_FINGERPRINT": specification.fingerprint,
         "SGLANG_HS_LAYERS": ",".join(str(layer) for layer in specification.layers),
@@ -60,3 +65,15 @@ def environment(
         own = [variables["PYTHONPATH"]] if variables.get("PYTHONPATH") else []
         variables["PYTHONPATH"] = os.pathsep.join([*map(str, path), *own])
     return variables
+
+
+def _loopback_only(dump: Path) -> dict[str, str]:
+    """The processes of one server meet by a file and talk over the loopback interface: torch's store for their
+    meeting would listen on every interface of the host, for anybody."""
+    if set(str(dump)) & set("?#"):
+        raise UserError(f"the path {dump} has a ? or a #, which the server cannot use; take another --directory.")
+    return {
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{dump}/capture.rendezvous",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }

@@ -12,6 +12,7 @@ import http.client
 import json
 import logging
 import os
+import random
 import shutil
 import signal
 import socket
@@ -33,11 +34,14 @@ log = logging.getLogger(__name__)
 
 POLL_SEC = 0.5
 TAIL_LINES = 30
+TRACE_LINES = 500
 PREDECESSOR_SEC = 60
 """How long an earlier keeper of the same devices may take to end."""
 ANNOUNCEMENT_SEC = 10
 """A healthy server has loaded its model, so the plug-in has announced itself, or is not there."""
 PORT_ATTEMPTS = 3
+PORTS = range(20000, 32768)
+"""Below what Linux gives to programs that do not choose one."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,6 @@ class Keeper:
                 time.sleep(POLL_SEC)
             self._record.keeper_pid, self._record.keeper_start = os.getpid(), start_time(os.getpid())
             try:
-                self._wipe_dump()
                 self._launch()
                 self._keep()
             except StartFailed as error:
@@ -98,6 +101,7 @@ class Keeper:
                 self._note(FAILED, str(error))
             finally:
                 Path(self._start.config_file).unlink(missing_ok=True)
+                self._remove_leavings()
 
     def _on_term(self, number: int, frame: object) -> None:
         self._ended = True
@@ -117,15 +121,24 @@ class Keeper:
         try:
             if dump.exists():
                 shutil.rmtree(dump)
-            dump.mkdir(mode=0o700, parents=True)
+            # Whoever can write to the folder above could put another in its place.
+            dump.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            dump.mkdir(mode=0o700)
         except OSError as error:
             raise StartFailed(f"the dump directory {dump} cannot be made clean: {error}") from error
         if free_bytes(dump) < FULL_BYTES:
             raise StartFailed(f"no space left: the dump directory {dump} has room for {free_bytes(dump):,} bytes")
 
+    def _remove_leavings(self) -> None:
+        """What is left of requests once the server is gone is nobody's: their clients gave up, or never were ours."""
+        with contextlib.suppress(OSError):
+            for path in Path(self._record.dump).glob(f"{self._record.rid_prefix}*"):
+                path.unlink(missing_ok=True)
+
     def _launch(self) -> None:
         """Start the server and wait until it is ready, or the slot was given up meanwhile."""
         for attempt in range(1, PORT_ATTEMPTS + 1):
+            self._wipe_dump()
             port = _free_port()
             self._record.url = f"http://127.0.0.1:{port}"
             # On a command line every user of the host could read the key.
@@ -139,7 +152,9 @@ class Keeper:
             try:
                 return self._await_ready()
             except StartFailed:
-                taken = any("ddress already in use" in line for line in self._tail())
+                # A trace may follow the message, longer than the tail that people are shown.
+                lines = log_tail(Path(self._record.log), TRACE_LINES)
+                taken = any("ddress already in use" in line for line in lines)
                 if not taken or attempt == PORT_ATTEMPTS:
                     raise
                 self._stop()
@@ -154,6 +169,8 @@ class Keeper:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Its processes talk through sockets in /tmp and believe whatever they read there.
+                umask=0o077,
                 preexec_fn=die_with_parent,
             )
         except OSError as error:
@@ -251,6 +268,12 @@ def log_tail(file: Path, lines: int) -> list[str]:
 
 
 def _free_port() -> int:
+    """A port that is free now, if possible none that the system gives away by itself: a start takes minutes, and those
+    are taken by others meanwhile."""
+    for port in random.SystemRandom().sample(PORTS, 50):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -34,6 +34,8 @@ if mode == "slow":
 if mode == "refusing":
     (dump / "capture.error.json").write_text(json.dumps({"reason": "X", "detail": "no hook for Stub"}))
 if mode == "good":
+    (dump / "sockets").touch()
+    (dump / "hs-0001-left.safetensors").touch()
     (dump / "capture.json").write_text("{}")
 
 
@@ -157,7 +159,8 @@ def test_the_server_becomes_ready_in_a_clean_private_folder_and_keeps_its_key(ru
     record = run.become(READY)
     assert (record.keeper_pid, record.keeper_start) == (run.keeper.pid, run.keeper_start)
     assert is_running(record.server_pid, record.server_start)
-    assert [path.name for path in run.dump.iterdir()] == ["capture.json"]
+    assert sorted(path.name for path in run.dump.iterdir()) == ["capture.json", "hs-0001-left.safetensors", "sockets"]
+    assert mode_of(run.dump / "sockets") == 0o600, "whatever the server makes, also outside, is the user's alone"
     assert mode_of(run.dump) == 0o700
     assert [mode_of(path) for path in (run.log, run.record_file, run.start_file)] == [0o600] * 3
     wait_until(lambda: "server_args" in run.log.read_text(), 5)
@@ -271,6 +274,15 @@ def test_a_keeper_that_is_asked_to_end_takes_the_server_along(run, mode, state):
     run.keeper.terminate()
     run.ended()
     assert run.record.state == STOPPED
+
+
+def test_what_requests_left_goes_with_the_server(run):
+    run.start()
+    run.become(READY)
+    assert (run.dump / "hs-0001-left.safetensors").exists()
+    run.keeper.terminate()
+    run.ended()
+    assert sorted(path.name for path in run.dump.iterdir()) == ["capture.json", "sockets"]
 
 
 def test_a_keeper_survives_the_end_of_its_terminal(run):

@@ -217,6 +217,16 @@ def test_the_key_is_in_no_log_and_on_no_command_line(stub, results):
             assert record.api_key.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
 
 
+def test_each_start_has_another_key_and_another_prefix(stub, results):
+    settings = stub()
+    with leased(settings, results) as server:
+        first = record_of(settings, results)
+        server.restart()
+        second = record_of(settings, results)
+    assert min(len(first.api_key), len(second.api_key)) >= 32
+    assert first.api_key != second.api_key and first.rid_prefix != second.rid_prefix
+
+
 def test_a_proxy_of_the_environment_is_not_asked(stub, results, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)

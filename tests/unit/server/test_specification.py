@@ -122,6 +122,18 @@ def test_a_launcher_gets_the_plug_in_by_pythonpath(settings, results, tmp_path):
     assert len(list(Path(path[1]).glob("hidden_states-*.dist-info/entry_points.txt"))) == 1
 
 
+def test_nothing_but_the_loopback_interface_is_used_between_the_processes(settings, results, tmp_path):
+    variables = environment(build(settings, results), results, tmp_path / "dump", ("cpu-0",), "hs-x-")
+    assert variables["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] == f"file://{tmp_path}/dump/capture.rendezvous"
+    assert variables["GLOO_SOCKET_IFNAME"] == variables["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("name", ["what?", "run #2"])
+def test_a_folder_that_cannot_stand_in_a_url_is_named(settings, results, tmp_path, name):
+    with pytest.raises(UserError, match="has a \\? or a #.*another --directory"):
+        environment(build(settings, results), results, tmp_path / name, ("cpu-0",), "hs-x-")
+
+
 def test_slots_index_into_the_visible_devices(monkeypatch):
     monkeypatch.setattr("hidden_states.server.devices.visible_devices", lambda: ["4", "5", "6", "7"])
     assert slot_devices("cuda", 1, 2) == ["cuda-6", "cuda-7"]
