@@ -91,7 +91,7 @@ class Attempts:
             was_lost = watch.lost.is_set()  # before looking: a file written just before the end still counts
             if file := dump.look(self.server.dump, rid):
                 watch.moved()
-                return file
+                return dump.claim(file)
             if was_lost:
                 raise ServerLost(in_flight=False)
             waited = time.monotonic() - max(answered, watch.last_progress)

@@ -114,7 +114,8 @@ def _compute(
     progress = Progress(f"chunk {chunk}", len(missing), total_tokens=tokens)
     # Rids are new in each run: the server may still be busy with those of a client that was killed.
     rid_middle = f"{chunk}-{{key}}-{secrets.token_hex(4)}-"
-    dump.sweep(server.dump, f"{server.rid_prefix}{chunk}-")
+    # The server is this client's alone: whatever lies there under its prefix is of a client that was killed.
+    dump.sweep(server.dump, server.rid_prefix)
     start = time.monotonic()
 
     async def run() -> Engine:
@@ -126,7 +127,7 @@ def _compute(
         engine = asyncio.run(run())
     finally:
         store.sync()
-        dump.sweep(server.dump, f"{server.rid_prefix}{chunk}-")
+        dump.sweep(server.dump, server.rid_prefix)
     progress.finish()
     seconds = time.monotonic() - start
     done = [state.header for state in engine.states.values()]

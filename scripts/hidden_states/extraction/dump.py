@@ -7,6 +7,7 @@ from hidden_states.extraction.faults import BadCapture, DiskFull, SinkStalled
 
 STATE_SUFFIX = ".safetensors"
 ERROR_SUFFIX = ".error.json"
+CLAIMED_SUFFIX = ".claimed"
 
 
 def look(dump: Path, rid: str) -> Path | None:
@@ -33,14 +34,16 @@ def look(dump: Path, rid: str) -> Path | None:
     raise BadCapture(reason, detail)
 
 
-def sweep(dump: Path, rid_prefix: str, keep: str | None = None) -> int:
-    """Remove finished files of requests that nobody waits for, left by a client that was killed; count them.
+def claim(file: Path) -> Path:
+    """Take a finished file away under another name, so that what is checked is what is published: a second request of
+    the same name, should anybody send one, would put its file in the place of the first's."""
+    claimed = file.with_name(file.name + CLAIMED_SUFFIX)
+    file.rename(claimed)
+    return claimed
 
-    ``keep``: a part of the rids of the run that is going on. Files that the plug-in still writes are its own.
-    """
-    count = 0
+
+def sweep(dump: Path, rid_prefix: str) -> None:
+    """Remove finished files of requests that nobody waits for. Files that the plug-in still writes are its own."""
     for path in dump.glob(f"{rid_prefix}*"):
-        if path.name.endswith((STATE_SUFFIX, ERROR_SUFFIX)) and not (keep and keep in path.name):
+        if path.name.endswith((STATE_SUFFIX, ERROR_SUFFIX, CLAIMED_SUFFIX)):
             path.unlink(missing_ok=True)
-            count += 1
-    return count

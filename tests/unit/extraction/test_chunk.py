@@ -116,6 +116,7 @@ def test_a_changed_token_file_is_refused_before_anything_is_sent(bench):
     bench.write(prompts(3))
     path = bench.results.tokens(CHUNK)
     path.write_bytes(path.read_bytes()[:-1] + b"X")
+    bench.results.token_copy(CHUNK).unlink()
     with pytest.raises(UserError, match="changed since it was written"):
         bench.extract(lease=no_lease)
 
@@ -152,11 +153,12 @@ def test_files_of_a_client_that_was_killed_are_removed_and_its_rids_never_reused
     bench.extract()
     first = {rid for rid, _ in bench.server.requests}
     stale = bench.server.dump / f"hs-{CHUNK}-left-over.safetensors"
-    other_chunk = bench.server.dump / "hs-0004-left-over.safetensors"
-    stale.touch(), other_chunk.touch()
+    other_chunk = bench.server.dump / "hs-0004-left-over.safetensors.claimed"
+    other_server = bench.server.dump / "other-left-over.safetensors"
+    stale.touch(), other_chunk.touch(), other_server.touch()
     bench.store.evict([header_for(ids).key for ids in prompts(2)])
     bench.extract()
-    assert list(bench.server.dump.iterdir()) == [other_chunk]
+    assert list(bench.server.dump.iterdir()) == [other_server]
     assert not first & {rid for rid, _ in bench.server.requests[2:]}
     assert all(
         rid.startswith(f"hs-{CHUNK}-{key}-") and rid.replace("-", "").isalnum() for rid, key in bench.server.requests

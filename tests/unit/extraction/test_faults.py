@@ -260,3 +260,24 @@ def test_time_allowed_for_silence_grows_with_the_request_and_backoff_is_bounded(
     assert limits.longest_silence(65536) > limits.longest_silence(1) > 120
     assert [limits.wait_before(number) for number in (1, 2, 3, 10)] == [2, 4, 8, 30]
     assert QUICK.deaths_in_a_row > 2 * QUICK.deaths_alone
+
+
+def test_a_file_that_takes_the_place_of_one_being_checked_is_not_published(bench, monkeypatch):
+    """A second request under the rid of a finished one: its file gets the same name in the dump directory."""
+    check = attempt.check_state_file
+    intruders = []
+
+    def check_and_intrude(file, *arguments):
+        checked = check(file, *arguments)
+        intruders.append(file.with_name(file.name.split(".")[0] + ".safetensors"))
+        intruders[-1].write_bytes(b"the states of another prompt")
+        return checked
+
+    monkeypatch.setattr(attempt, "check_state_file", check_and_intrude)
+    keys = bench.write(prompts(3))
+    bench.extract()
+    assert len(intruders) == 3
+    assert sorted(bench.server.keys_requested()) == sorted(keys), "none was asked for twice"
+    for key in keys:
+        assert check(bench.store.path(key), None).header.key == key
+    assert list(bench.server.dump.iterdir()) == []
