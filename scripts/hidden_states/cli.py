@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hidden_states import __version__, settings
 from hidden_states.errors import UserError
+from hidden_states.files import let_no_stranger_write
 from hidden_states.layout import Results
 from hidden_states.run_watch import end_with_the_run
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; 0 when it did its work, 1 when it could not and said why."""
     parsed = _parser(sys.argv[1:] if arguments is None else arguments).parse_args(arguments)
+    let_no_stranger_write()
     _log_to(parsed.log)
     end_with_the_run()
     results = Results(Path(parsed.results))

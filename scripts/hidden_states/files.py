@@ -12,6 +12,12 @@ FULL_BYTES = 1 << 16
 """With fewer bytes free a file system counts as full: not even small records can be relied on to find room."""
 
 
+def let_no_stranger_write() -> None:
+    """From now on this process and those it starts make no file or folder that others than user and group can change,
+    whatever umask they were given."""
+    os.umask(os.umask(0o077) | 0o002)
+
+
 def free_bytes(folder: Path) -> int:
     """Bytes that this user may still write on the file system where ``folder`` is, or will be."""
     return shutil.disk_usage(existing(folder)).free

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from hidden_states import settings as configuration
-from hidden_states.files import canonical_json, write_json
+from hidden_states.files import canonical_json, let_no_stranger_write, write_json
 from hidden_states.layout import Results, chunk_name
 from hidden_states.packaging.closing import closing_lines
 from hidden_states.run_lock import RUN_ID, RunLock
@@ -135,6 +135,7 @@ class Run:
 
     def start(self, targets: set[str]) -> None:
         """Take the lock or raise UserError; write the settings down, but not for ``verify``: it changes nothing."""
+        let_no_stranger_write()
         self._targets = targets
         only_verify = targets == {"verify"}
         self._lock.take("`snakemake verify`" if only_verify else "`snakemake`")

@@ -1,9 +1,10 @@
 """A name always stands for finished content."""
 
 import json
+import os
 
 import pytest
-from hidden_states.files import atomic_path, canonical_json, write_json
+from hidden_states.files import atomic_path, canonical_json, let_no_stranger_write, write_json
 from hidden_states.progress import Progress
 
 
@@ -34,3 +35,13 @@ def test_progress_tells_rate_and_time_left():
 
 def test_progress_of_nothing_is_complete():
     assert "(100%)" in Progress("chunk 0001", 0).line()
+
+
+@pytest.mark.parametrize(("given", "kept"), [(0o000, 0o002), (0o002, 0o002), (0o022, 0o022), (0o077, 0o077)])
+def test_a_umask_is_made_no_wider_and_never_lets_strangers_write(given, kept):
+    before = os.umask(given)
+    try:
+        let_no_stranger_write()
+        assert os.umask(given) == kept
+    finally:
+        os.umask(before)
