@@ -30,6 +30,8 @@ def read_ticket(results: Results, name: str) -> dict[str, Any]:
     path = results.ticket(name)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

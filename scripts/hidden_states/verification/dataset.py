@@ -7,6 +7,7 @@
 | state files, read in full | header, checksum, ids, finite values; the manifest's checksum, inode and time |
 | ``qa/{chunk}.json`` | the manifest |
 | datasets | their own checksums; manifests row by row; inodes of the store, or copies in full |
+| its own tickets | they can be read |
 | whatever else is in the store | nothing may be foreign or broken; orphans are counted |
 
 What is damaged goes into the tickets that ``all`` repairs it by.
@@ -20,6 +21,7 @@ from typing import Any
 from hidden_states.errors import UserError
 from hidden_states.layout import Results, chunk_name
 from hidden_states.progress import Progress
+from hidden_states.store.tickets import DATASET, read_ticket
 from hidden_states.verification.findings import Findings
 from hidden_states.verification.package import check_packages
 from hidden_states.verification.rows import Kind
@@ -77,6 +79,7 @@ def verify(settings: dict[str, Any], results: Results, specification: Any | None
     _check_records(results, records, findings)
     manifests_good = len(records) == len(chunks) and len(tokens_good) == len(chunks)
     check_packages(settings, results, len(chunks), manifests_good, findings)
+    _check_tickets(results, chunks, findings)
     _note_left_over(results, set(chunks), findings)
     findings.write_tickets(results)
     return verified
@@ -114,6 +117,19 @@ def _check_records(results: Results, records: dict[str, ChunkRecord], findings: 
             problem = f"cannot be read ({error})"
         if problem is not None:
             findings.chunk("damaged or missing qa records", chunk, path, problem)
+
+
+def _check_tickets(results: Results, chunks: list[str], findings: Findings) -> None:
+    """Extract and package stop at a ticket that they cannot read, until it is written anew."""
+    for name in (*chunks, DATASET):
+        try:
+            read_ticket(results, name)
+        except UserError as error:
+            path, problem = results.ticket(name), str(error).split(";")[0]
+            if name == DATASET:
+                findings.dataset_file(str(path.relative_to(results.root)), path, problem)
+            else:
+                findings.chunk("damaged tickets", name, path, problem)
 
 
 def _note_left_over(results: Results, chunks: set[str], findings: Findings) -> None:

@@ -153,3 +153,22 @@ def test_broken_files_of_the_store_are_moved_away(life: Life):
     life.repair()
     assert not stranger.exists()
     assert not life.verify().findings
+
+
+@pytest.mark.parametrize("name", ["0001", "dataset"])
+@pytest.mark.parametrize("content", [b"not ours", b"[]", b"\xff"])
+def test_a_ticket_that_cannot_be_read_is_listed_and_written_anew(life: Life, name: str, content: bytes):
+    """The steps that take it would stop at it for good."""
+    ticket = life.results.ticket(name)
+    ticket.parent.mkdir()
+    ticket.write_bytes(content)
+    before = life.files()
+    findings = life.verify().findings
+    assert findings and any(str(ticket) in line for line in findings.lines())
+    life.server.requests.clear()
+    life.repair()
+    assert life.server.requests == []
+    allowed = {"chunks/0001/manifest.parquet", "chunks/0001/journal.jsonl"}
+    after = life.files()
+    assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} <= allowed
+    assert not life.verify().findings
