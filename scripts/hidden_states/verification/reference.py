@@ -166,7 +166,9 @@ def _decoder(folder: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust_remote_code, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, dtype=torch.float32, use_safetensors=True
+        )
     except Exception as error:  # remote code may raise anything
         raise UserError(
             f"the reference model in {folder} cannot be loaded by Transformers ({error}); set config key "
