@@ -37,7 +37,7 @@ multi-head latent attention gone wrong on the CPU above 5. In a deep model a nei
 so each slot must also be as near to its own layer as to any other."""
 MAX_SAMPLE_MEDIAN = 0.15
 """The same for a single prompt, which may hold a few tokens only, and those sent to other experts."""
-LOGPROB_ALLOWANCE = 0.001
+LOGPROB_ALLOWANCE = 0.0001
 """Median difference of log-probabilities that is allowed beyond the rounding of the server's logits, for logits near
 zero. Right states stay well below that rounding: at 0.02 to 0.13 of it in models of 8 and 32 layers, with logits of
 any size and norm weights of one; the largest seen on a server is half of it. An earlier layer in place of the last

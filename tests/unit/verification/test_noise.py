@@ -133,6 +133,13 @@ def test_replay_alone_refuses_a_wrong_final_state(root, name, fault):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_alone_refuse_an_earlier_layer(root, name):
+    """Its most likely tokens are the right ones nearly always where layers change little."""
+    with pytest.raises(UserError, match="its log-probabilities differ from the server's by .* in median, "):
+        run(model(root, name), "pre_norm", earlier_layer(model(root, name)))
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_replay_alone_refuses_the_state_before_the_norm_where_that_after_it_is_asked_for(root, name):
     folder = model(root, name)
     with pytest.raises(UserError, match="the state before the final norm in place of the one after it"):
