@@ -17,7 +17,7 @@ LOOKS_LIKE = {
     "earlier-final": "one slot in place of another: slot 3 .L = 8. is nearest to layer 5",
     "post-norm": "the wrong side of the final norm",
     "normed-twice": "The figures look like the state after the final norm, normed once more",
-    "rows-shifted": "rows shifted by one|is also a row of",
+    "rows-shifted": "The figures look like rows shifted by one",
     "rows-of-another": "is also a row of another prompt",
     "stale-rows": "is also a row of",
     "row-short": "rows_missing.*prefix cache",
@@ -26,10 +26,10 @@ LOOKS_LIKE = {
 }
 WITHOUT_REFERENCE = {
     "final-in-slot": "The figures look like the final state in slot 0",
-    "earlier-final": "of [0-9]* tokens, 95% are needed.*log-probabilities differ from the server's",
+    "earlier-final": "The figures look like the state of another layer in place of the final one",
     "post-norm": "The figures look like the state after the final norm in place of the one before it",
     "normed-twice": "The figures look like the state after the final norm, normed once more",
-    "rows-shifted": "is also a row of|one row too late",
+    "rows-shifted": "The figures look like rows shifted by one: each state one row too late",
     "rows-of-another": "is also a row of another prompt",
     "stale-rows": "is also a row of",
 }

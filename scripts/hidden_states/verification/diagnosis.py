@@ -4,7 +4,7 @@ import torch
 import xxhash
 
 from hidden_states.verification.reference import ReferenceFigures
-from hidden_states.verification.replay import ReplayFigures
+from hidden_states.verification.replay import ROW_SHIFTS, ReplayFigures
 from hidden_states.verification.samples import CapturedSample
 
 MORE_THAN_CHANCE = 0.1
@@ -16,12 +16,20 @@ def likeliest_fault(
 ) -> str:
     """One sentence for a capture that was refused; the figures are those that there are."""
     return (
-        _repeated_rows(samples)
+        _shifted_rows(replay)
+        or _repeated_rows(samples)
         or _wrong_slots(reference)
         or (f"The figures look like {replay.mistaken_for}." if replay and replay.mistaken_for else None)
         or _another_layer(replay)
         or "The figures fit none of the known faults."
     )
+
+
+def _shifted_rows(replay: ReplayFigures | None) -> str | None:
+    """Asked first: the row that a shift brings from the next request is one of another, too."""
+    if replay is None or replay.mistaken_for not in ROW_SHIFTS:
+        return None
+    return f"The figures look like rows shifted by one: {replay.mistaken_for}."
 
 
 def _repeated_rows(samples: list[CapturedSample]) -> str | None:

@@ -70,6 +70,7 @@ MEAN_SUBTRACTING = ("cohere", "cohere2", "cohere2_moe")
 
 AFTER_NORM = "the state after the final norm in place of the one before it"
 BEFORE_NORM = "the state before the final norm in place of the one after it"
+LATE, EARLY = ROW_SHIFTS = ("each state one row too late", "each state one row too early")
 
 Treatment = Callable[[Checkpoint, torch.Tensor], torch.Tensor]
 """What is done to rows [P, hidden_size] before the head; it may change them."""
@@ -179,8 +180,8 @@ def _alternatives(
         "": (-1, asked, 0),
         BEFORE_NORM if normed else AFTER_NORM: (-1, other, 0),
         "the state after the final norm, normed once more": (-1, _norm_undone, 0),
-        "each state one row too late": (-1, asked, 1),
-        "each state one row too early": (-1, asked, -1),
+        LATE: (-1, asked, 1),
+        EARLY: (-1, asked, -1),
     }
     for slot in range(samples[0].states.shape[1] - 1):
         readings[f"the final state in slot {slot}"] = (slot, _normed, 0)

@@ -47,7 +47,10 @@ def test_the_reference_tells_which_state_a_slot_holds(nearest, words):
 
 def test_replay_alone_tells_how_the_states_read():
     wrong = replace(RIGHT, agreement=0.0, asked=4.0, alternatives={"each state one row too late": 0.01})
-    assert likeliest_fault(SAMPLES, wrong, None) == "The figures look like each state one row too late."
+    words = "The figures look like rows shifted by one: each state one row too late."
+    assert likeliest_fault(SAMPLES, wrong, None) == words
+    from_next = replace(SAMPLES[1], states=torch.cat([SAMPLES[0].states[-1:], SAMPLES[1].states[:-1]]))
+    assert likeliest_fault([SAMPLES[0], from_next], wrong, None) == words
 
 
 def test_tokens_that_are_often_right_point_to_another_layer_and_never_right_ones_to_nothing():
