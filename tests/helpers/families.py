@@ -68,9 +68,12 @@ def measure(family: str, layers: tuple[int, ...], final: str, folder: Path) -> M
         with capture_server(served, work, layers, environment=variables, arguments=arguments) as server:
             announced = json.loads(server.wait_for("capture.json").read_text())
             samples = _captured(server)
-    except (AssertionError, OSError) as error:
-        # It did not start, or died of the first prompts.
-        return Refused(family, list(layers), final, _words(work, str(error)))
+    except (AssertionError, OSError):
+        words = _words(work)
+        if words is None:
+            # It was slow, say: nobody refused anything.
+            raise
+        return Refused(family, list(layers), final, words)
     slots = reference.check(text, False, layers, final, samples).slots
     rounded = reference.check(text, False, layers, final, _rounded(text, layers, final)).slots
     found = replay.check(Checkpoint(served), final, samples)
@@ -124,14 +127,15 @@ def _captured(server: CaptureServer) -> list[CapturedSample]:
     return samples
 
 
-def _words(work: Path, assertion: str) -> str:
-    """The plug-in's reason; or the error that ended the scheduler, or the server, with the line that raised it."""
+def _words(work: Path) -> str | None:
+    """The plug-in's reason; or the error that ended the scheduler, or the server, with the line that raised it; None
+    where there is neither."""
     reason = work / "dump" / "capture.error.json"
     if reason.exists():
         return json.loads(reason.read_text())["detail"]
     before, *traces = (work / "server.log").read_text(errors="replace").split("Traceback (most recent call last):\n")
     if not traces:
-        return assertion[-400:]
+        return None
     heads = [before, *traces[:-1]]
     chosen = next((t for head, t in zip(heads, traces, strict=True) if head.endswith("exception: ")), traces[-1])
     lines = chosen.split("\n\n", 1)[0].splitlines()
