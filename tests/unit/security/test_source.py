@@ -19,7 +19,9 @@ def _problems_of(node: ast.AST) -> Iterator[str]:
         yield f"imports from {node.module}; `import pickle` and pickle.Pickler only"
     if isinstance(node, ast.Import):
         yield from (f"imports {name.name}" for name in node.names if name.name in PICKLE_MODULES - {"pickle"})
-        yield from (f"calls {name.name} {name.asname}" for name in node.names if name.name == "pickle" and name.asname)
+        yield from (
+            f"imports {name.name} as {name.asname}" for name in node.names if name.name == "pickle" and name.asname
+        )
     if isinstance(node, ast.Attribute):
         if isinstance(node.value, ast.Name) and node.value.id == "pickle" and node.attr not in ("Pickler", "dump"):
             yield f"uses pickle.{node.attr}"
