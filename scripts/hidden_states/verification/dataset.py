@@ -5,7 +5,7 @@
 | token files | checksums of the summary; ids against keys |
 | manifests | token files; one fingerprint, the configuration's |
 | state files, read in full | header, checksum, ids, finite values; the manifest's checksum, inode and time |
-| ``qa/{chunk}.json`` | the manifest |
+| ``qa/{chunk}.json`` | the manifest, and its checksum |
 | datasets | their own checksums; manifests row by row; inodes of the store, or copies in full |
 | its own tickets | they can be read |
 | whatever else is in the store | nothing may be foreign or broken; orphans are counted |
@@ -108,15 +108,20 @@ def _check_fingerprints(
 
 
 def _check_records(results: Results, records: dict[str, ChunkRecord], findings: Findings) -> None:
-    """The gate's record of every chunk must be what its manifest gives."""
+    """The gate's record of every chunk must be what its manifest gives, and about this very file."""
     for chunk, record in records.items():
-        path = results.chunk_qa(chunk)
+        path, expected = results.chunk_qa(chunk), record.content()
         try:
-            problem = None if json.loads(path.read_bytes()) == record.content() else "it does not fit the manifest"
+            found = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
-            problem = f"cannot be read ({error})"
-        if problem is not None:
-            findings.chunk("damaged or missing qa records", chunk, path, problem)
+            findings.chunk("damaged or missing qa records", chunk, path, f"cannot be read ({error})")
+            continue
+        if found == expected:
+            continue
+        if isinstance(found, dict) and {**found, "manifest": record.manifest} == expected:
+            findings.chunk("damaged manifests", chunk, results.manifest(chunk), "changed since it was checked")
+        else:
+            findings.chunk("damaged or missing qa records", chunk, path, "it does not fit the manifest")
 
 
 def _check_tickets(results: Results, chunks: list[str], findings: Findings) -> None:

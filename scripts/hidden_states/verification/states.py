@@ -21,7 +21,7 @@ from hidden_states.verification.rows import (
     state_path,
     token_rows,
 )
-from hidden_states.verification.structure import ChunkRecord
+from hidden_states.verification.structure import ChunkRecord, new_record
 
 
 @dataclass
@@ -55,8 +55,8 @@ def check_chunk(
     results: Results, chunk: str, tokens_good: bool, findings: Findings, seen: Seen, progress: Progress
 ) -> ChunkRecord | None:
     """Check one chunk's manifest and read its states; return its record, or None when the manifest is not usable."""
-    record = ChunkRecord(chunk)
     try:
+        record = new_record(results, chunk)
         rows = check_rows(manifest_rows(results, chunk), token_rows(results, chunk) if tokens_good else None)
         tasks = ((row, seen.first(row)) for row in _good(rows, record, seen))
         for (row, _), problem in parallel(lambda task: _problem(results, task[0], task[1], seen.kind), tasks):

@@ -11,7 +11,7 @@ from typing import Any
 from hidden_states.errors import UserError
 from hidden_states.files import write_json
 from hidden_states.layout import Results
-from hidden_states.store.checksums import StateFileError, read_header
+from hidden_states.store.checksums import StateFileError, file_checksum, read_header
 from hidden_states.store.tokens import check_token_file
 from hidden_states.verification.rows import (
     Kind,
@@ -27,9 +27,13 @@ from hidden_states.verification.rows import (
 
 @dataclass
 class ChunkRecord:
-    """What ``qa/{chunk}.json`` says: counts of one chunk's samples. Deterministic: equal manifests, equal bytes."""
+    """What ``qa/{chunk}.json`` says: counts of one chunk's samples. Deterministic: equal manifests, equal bytes.
+
+    ``manifest``: XXH3-128 of the manifest's file, as its own columns do not tell of a bit that flips in all of them.
+    """
 
     chunk: str
+    manifest: str
     samples: int = 0
     ok: int = 0
     tokens: int = 0
@@ -56,8 +60,9 @@ def verify_chunk(results: Results, chunk: str) -> ChunkRecord:
     Raises UserError naming chunk, sample and file when something does not fit; then no record is written.
     """
     check_token_file(results, chunk)
-    record, kind = ChunkRecord(chunk), Kind()
+    kind = Kind()
     try:
+        record = new_record(results, chunk)
         for row in _counted(check_rows(manifest_rows(results, chunk), token_rows(results, chunk)), record):
             if row.ok:
                 _check_state(results, chunk, row, kind)
@@ -68,6 +73,17 @@ def verify_chunk(results: Results, chunk: str) -> ChunkRecord:
         ) from None
     write_json(results.chunk_qa(chunk), record.content())
     return record
+
+
+def new_record(results: Results, chunk: str) -> ChunkRecord:
+    """The record of a chunk before its rows are counted. Raises UserError when there is no manifest."""
+    path = results.manifest(chunk)
+    try:
+        return ChunkRecord(chunk, file_checksum(path))
+    except FileNotFoundError:
+        raise UserError(f"manifest {path} does not exist; run `snakemake --cores 8 all`.") from None
+    except OSError as error:
+        raise UserError(f"manifest {path} cannot be read ({error.strerror}).") from None
 
 
 def _counted(rows: Iterable[Row], record: ChunkRecord) -> Iterable[Row]:

@@ -147,9 +147,13 @@ def test_a_state_that_several_chunks_share_is_ticketed_in_each(run: Run):
     [
         lambda path: path.unlink(),
         lambda path: flip(path, path.stat().st_size - 20),
+        *(
+            lambda path, share=share: flip(path, int(share * path.stat().st_size))
+            for share in (0.1, 0.3, 0.5, 0.7, 0.9)
+        ),
         lambda path: path.write_bytes(b"not parquet"),
     ],
-    ids=["missing", "bit", "no parquet"],
+    ids=["missing", "bit", "10 %", "30 %", "50 %", "70 %", "90 %", "no parquet"],
 )
 def test_a_bad_manifest_is_ticketed_without_keys_when_its_states_are_good(done: Run, fault):
     fault(done.results.manifest("0001"))

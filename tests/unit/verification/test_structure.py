@@ -8,6 +8,7 @@ import pytest
 from helpers.finished_run import Run
 from helpers.manifests import edit_manifest
 from hidden_states.errors import UserError
+from hidden_states.store.checksums import file_checksum
 from hidden_states.verification.structure import verify_chunk
 
 
@@ -18,6 +19,7 @@ def test_a_good_chunk_gets_its_record_always_the_same(run: Run):
     good = [sample for sample in run.chunks[0] if sample.states is not None]
     assert json.loads(first) == {
         "chunk": "0000",
+        "manifest": file_checksum(run.results.manifest("0000")),
         "samples": 4,
         "ok": 3,
         "failed": {"timeout": 1},
