@@ -10,7 +10,13 @@ include: "rules/common.smk"
 
 rule all:
     input:
+        # Each is named here, as what is missing in the middle would otherwise not be made again.
+        tokens=expand("results/tokens/{chunk}.parquet", chunk=CHUNKS),
+        rejected="results/tokens/rejected.parquet",
+        summary="results/tokens/summary.json",
+        ready="results/server/ready.json",
         manifests=expand("results/chunks/{chunk}/manifest.parquet", chunk=CHUNKS),
+        checked=expand("results/qa/{chunk}.json", chunk=CHUNKS),
         dataset=hs.datasets(SETTINGS),
         report="results/report/run.html",
 

@@ -52,6 +52,26 @@ def test_one_failing_chunk_leaves_the_others_finished_and_is_all_that_runs_again
     assert extracted(workflow.calls()) == ["0002"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens/0001.parquet",
+        "tokens/rejected.parquet",
+        "tokens/summary.json",
+        "server/ready.json",
+        "chunks/0001/manifest.parquet",
+        "qa/0001.json",
+    ],
+)
+def test_whatever_is_deleted_is_made_again(workflow, name):
+    assert workflow.run("all")[0] == 0
+    (workflow.folder / "results" / name).unlink()
+    code, output = workflow.run("all")
+    assert code == 0, output
+    assert (workflow.folder / "results" / name).is_file()
+    assert "Nothing to be done" in workflow.run("all")[1]
+
+
 def test_a_run_that_fails_says_how_many_samples_failed_and_how_to_try_them_again(workflow):
     code, output = workflow.run("all", FAKE_FAIL="0002")
     assert code != 0

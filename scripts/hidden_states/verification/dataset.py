@@ -37,6 +37,8 @@ from hidden_states.verification.tokens import check_tokens
 
 log = logging.getLogger(__name__)
 
+SERVER_RECORDS = "damaged or missing server records"
+
 
 @dataclass
 class Verified:
@@ -100,10 +102,10 @@ def _check_fingerprints(
     try:
         ready = json.loads(results.ready.read_text(encoding="utf-8"))["fingerprint"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        findings.add("damaged server records", results.ready, f"cannot be read ({error}); delete it")
+        findings.step_again(SERVER_RECORDS, results.ready, f"cannot be read ({error})")
         return wanted
     if wanted is not None and ready != wanted:
-        findings.add("damaged server records", results.ready, f"fingerprint {ready} instead of {wanted}; delete it")
+        findings.step_again(SERVER_RECORDS, results.ready, f"fingerprint {ready} instead of {wanted}")
     return wanted
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hidden_states.layout import Results
 from hidden_states.store.tickets import DATASET, write_ticket
@@ -50,9 +51,12 @@ class Findings:
         """Extracting the chunk puts the copy of its token file in its place."""
         self.chunk("damaged or missing token files", chunk, where, what)
 
-    def tokenize_again(self, where: object, what: object) -> None:
-        """Something that only tokenize can make again."""
-        self.add("damaged or missing records of tokenize", where, f"{what}; delete it: then `all` tokenizes again")
+    def step_again(self, kind: str, path: Path, problem: object) -> None:
+        """``path`` is something that only its step can make again, which runs when there is none."""
+        if path.exists():
+            self.add(kind, path, f"{problem}; delete it: then `all` makes it again")
+        else:
+            self.add(kind, path, "missing: `all` makes it again")
 
     def dataset_file(self, name: str, where: object, what: object) -> None:
         """``name`` is the path below the results of a file to make, or link, again."""

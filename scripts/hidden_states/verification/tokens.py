@@ -12,6 +12,8 @@ from hidden_states.store.state_file import sample_key
 from hidden_states.store.tokens import check_token_file, iterate_samples
 from hidden_states.verification.findings import Findings
 
+RECORDS = "damaged or missing records of tokenize"
+
 
 def check_tokens(results: Results, chunks: list[str], findings: Findings) -> set[str]:
     """Check the token files of ``chunks``, their copies, the rejected rows and the summary; return the chunks whose
@@ -20,11 +22,11 @@ def check_tokens(results: Results, chunks: list[str], findings: Findings) -> set
         summary: dict[str, Any] = json.loads(results.summary.read_text(encoding="utf-8"))
         recorded = {name: entry["checksum"] for name, entry in summary["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        findings.tokenize_again(results.summary, f"cannot be read ({error})")
+        findings.step_again(RECORDS, results.summary, f"cannot be read ({error})")
         return set()
     rejected = results.rejected.name
     if rejected in recorded and (problem := _against(results.rejected, recorded[rejected])):
-        findings.tokenize_again(results.rejected, problem)
+        findings.step_again(RECORDS, results.rejected, problem)
     good = set()
     for chunk, problem in parallel(lambda chunk: _problem(results, chunk), chunks):
         if problem is None:

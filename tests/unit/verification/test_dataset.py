@@ -208,7 +208,9 @@ def test_a_bad_copy_of_a_token_file_is_ticketed_by_its_chunk(done: Run, fault: C
 
 def test_a_damaged_summary_is_an_error_that_only_tokenize_can_mend(done: Run):
     done.results.summary.write_text("{")
-    assert "delete it: then `all` tokenizes again" in "\n".join(check(done).findings.lines())
+    assert "delete it: then `all` makes it again" in "\n".join(check(done).findings.lines())
+    done.results.summary.unlink()
+    assert f"{done.results.summary}: missing: `all` makes it again" in "\n".join(check(done).findings.lines())
     assert ticketed(done) == {}
 
 
