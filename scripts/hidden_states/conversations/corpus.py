@@ -31,7 +31,7 @@ from hidden_states.progress import Progress
 from hidden_states.store.checksums import file_checksum
 from hidden_states.store.disk_plan import DiskPlan, places, plan_disk, readable
 from hidden_states.store.tokens import keep_copy
-from hidden_states.vocabulary.embedding import embedding_rows
+from hidden_states.vocabulary.fit import check_vocabulary
 from hidden_states.vocabulary.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -53,12 +53,9 @@ def tokenize_corpus(
     """
     options = settings["conversations"]
     files = expand_files(options["files"])
-    num_ids = embedding_rows(Checkpoint(model_folder))
     tokenizer = load_tokenizer(model_folder, settings["model"]["trust_remote_code"])
-    if len(tokenizer) > num_ids:
-        log.warning(
-            "the tokenizer has %d ids, the model %d: rows that use the others are rejected", len(tokenizer), num_ids
-        )
+    vocabulary = check_vocabulary(Checkpoint(model_folder), tokenizer)
+    num_ids = vocabulary["config_ids"]
     if specification is None:
         from hidden_states.server.specification import build
 
@@ -88,6 +85,7 @@ def tokenize_corpus(
         "disk_plan": plan.as_json(),
         "longest": spool.longest,
         "embedding_rows": num_ids,
+        "vocabulary": vocabulary,
         "tokenizer": type(tokenizer).__name__,
         "template_date": f"{TEMPLATE_DATE:%Y-%m-%d}" if counts.conversations and tokenize.renderer.uses_date else None,
         "ids_without_mask": counts.without_mask,

@@ -4,12 +4,12 @@ transformers falls back to a generic class without an error when it may not run 
 stay inside the vocabulary, so only the class and the ids of the added tokens show it.
 """
 
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hidden_states.errors import UserError
+from hidden_states.vocabulary.json_file import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +30,7 @@ def load_tokenizer(model: Path, trust_remote_code: bool) -> "PreTrainedTokenizer
     """
     from transformers import AutoTokenizer
 
-    config = _read_json(model / "tokenizer_config.json")
+    config = read_json(model / "tokenizer_config.json")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model), trust_remote_code=trust_remote_code)
     except Exception as error:  # remote code and file readers raise whatever they like
@@ -70,7 +70,7 @@ def _check_class(model: Path, loaded: str, config: dict[str, Any]) -> None:
 
 def _check_added_tokens(model: Path, tokenizer: "PreTrainedTokenizerBase", config: dict[str, Any]) -> None:
     expected: dict[str, tuple[int, str]] = {}
-    tokens = _read_json(model / "tokenizer.json").get("added_tokens")
+    tokens = read_json(model / "tokenizer.json").get("added_tokens")
     for entry in tokens if isinstance(tokens, list) else ():
         expected[entry["content"]] = (entry["id"], "tokenizer.json")
     for number, entry in (config.get("added_tokens_decoder") or {}).items():
@@ -99,19 +99,6 @@ def _compare_with_file(model: Path, tokenizer: "PreTrainedTokenizerBase") -> Non
             model,
             type(tokenizer).__name__,
         )
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """The object in ``file``; empty when there is no such file. Raises UserError for anything else."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file} does not hold a JSON object.")
-    return content
 
 
 def _words(error: Exception) -> str:
