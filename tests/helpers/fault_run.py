@@ -82,7 +82,7 @@ def states(workflow: Workflow) -> dict[str, tuple[int, int]]:
 
 
 def assert_totals_add_up(workflow: Workflow) -> None:
-    """Accepted + rejected = read; extracted + failed = accepted."""
+    """Accepted + rejected = read; extracted + failed = samples."""
     import pyarrow.parquet
 
     results = workflow.folder / "results"
@@ -90,7 +90,7 @@ def assert_totals_add_up(workflow: Workflow) -> None:
     assert summary["accepted"] + summary["rejected"] == summary["rows_read"]
     tables = [pyarrow.parquet.read_table(path) for path in sorted(results.glob("chunks/*/manifest.parquet"))]
     statuses = [status for table in tables for status in table.column("status").to_pylist()]
-    assert len(statuses) == summary["accepted"]
+    assert len(statuses) == summary["samples"]
     assert set(statuses) <= {"ok", "failed"}
 
 

@@ -55,6 +55,7 @@ class Run:
     format_name: str = "speculators"
     model: Path | None = None
     vocabulary: int = VOCABULARY
+    draft_vocabulary: int | None = None
     results: Results = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class Run:
         return {
             "model": {"path": str(self.model), "revision": None, "trust_remote_code": False},
             "extraction": {"chunks": len(self.chunks)},
-            "packaging": {"formats": [self.format_name], "link": self.link},
+            "packaging": {"formats": [self.format_name], "link": self.link, "draft_vocabulary": self.draft_vocabulary},
         }
 
     def write(self) -> "Run":
@@ -104,8 +105,11 @@ class Run:
             files[path.name] = {"checksum": file_checksum(path), "rows": len(tokens)}
             keep_copy(self.results, chunk)
             write_manifest(self.results.manifest(chunk), manifest)
-        summary = {"rows_read": sample_id + 1, "accepted": sample_id, "rejected": 1, "reasons": {"empty": 1}}
-        write_json(self.results.summary, {**summary, "embedding_rows": self.vocabulary, "files": files})
+        summary = {"rows_read": sample_id + 1, "accepted": sample_id, "samples": sample_id, "rejected": 1}
+        write_json(
+            self.results.summary,
+            {**summary, "reasons": {"empty": 1}, "embedding_rows": self.vocabulary, "files": files},
+        )
         server = {"sglang_version": "0.5.23", "model_class": "Tiny", "setter_argument": list(self.layers)}
         write_json(self.results.ready, {"fingerprint": self.fingerprint, **server})
         return self

@@ -1,6 +1,6 @@
 """Rows → samples, a batch at a time: the tokenizer is fastest on many texts at once."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hidden_states.conversations.reasons import Rejected
-from hidden_states.conversations.rendering import Messages, Renderer
+from hidden_states.conversations.rendering import Renderer
 from hidden_states.conversations.rows import Row
 from hidden_states.conversations.shapes import Conversation, TokenIds, read_shape
-from hidden_states.conversations.spans import SpanFinder
+from hidden_states.conversations.spans import Rendering, SpanFinder
 from hidden_states.conversations.token_mask import TokenMasker
 
 if TYPE_CHECKING:
@@ -24,21 +24,22 @@ BATCH_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Sample:
-    """An accepted row: ``input_ids`` int64 [num_tokens], ``loss_mask`` int8 [num_tokens].
+    """An accepted row, or one of its turns: ``input_ids`` int64 [num_tokens], ``loss_mask`` int8 [num_tokens].
 
-    ``has_mask`` is False for a row of ids that came without one.
+    ``has_mask`` is False for a row of ids that came without one. ``turn``: the last message with loss, where the row
+    gives a sample for each of several answers; else -1.
     """
 
     input_ids: numpy.ndarray
     loss_mask: numpy.ndarray
     has_mask: bool = True
+    turn: int = -1
 
 
 @dataclass
 class _Rendered:
     conversation: Conversation
-    messages: Messages
-    text: str
+    renderings: list[Rendering]
 
 
 def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -56,13 +57,20 @@ def batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 class BatchTokenizer:
-    """Renders, encodes, masks and checks. ``num_ids``: ids from 0 up to it (excluded) exist in the model."""
+    """Renders, encodes, masks and checks. ``num_ids``: ids from 0 up to it (excluded) exist in the model; ``eos_ids``:
+    at which it stops."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", settings: dict[str, Any], num_ids: int) -> None:
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        settings: dict[str, Any],
+        num_ids: int,
+        eos_ids: Collection[int] = (),
+    ) -> None:
         self._tokenizer, self._num_ids = tokenizer, num_ids
         self._max_tokens: int = settings["max_tokens"]
         self._min_loss_tokens: int = settings["min_loss_tokens"]
-        self._masker = TokenMasker(tokenizer)
+        self._masker = TokenMasker(tokenizer, eos_ids)
 
     @cached_property
     def renderer(self) -> Renderer:
@@ -73,8 +81,8 @@ class BatchTokenizer:
     def _spans(self) -> SpanFinder:
         return SpanFinder(self.renderer)
 
-    def results(self, batches: Iterable[list[Row]]) -> Iterator[list[tuple[Row, Sample | Rejected]]]:
-        """Each batch with one result a row, in order.
+    def results(self, batches: Iterable[list[Row]]) -> Iterator[list[tuple[Row, list[Sample] | Rejected]]]:
+        """Each batch with one result a row, in order: the samples of the row, mostly one, or why there is none.
 
         The tokenizer encodes one batch in a thread, on every core, while the next one is rendered here. Raises
         UserError when the model has no chat template and a row needs it.
@@ -83,7 +91,7 @@ class BatchTokenizer:
             waiting = None
             for rows in batches:
                 read = self._read_all(rows)
-                texts = [result.text for result in read if isinstance(result, _Rendered)]
+                texts = [one.text for result in read if isinstance(result, _Rendered) for one in result.renderings]
                 encoding = encoder.submit(self._encode, texts)
                 if waiting is not None:
                     yield self._finish(*waiting)
@@ -92,20 +100,21 @@ class BatchTokenizer:
                 yield self._finish(*waiting)
 
     def _read_all(self, rows: list[Row]) -> list[_Rendered | TokenIds | Rejected]:
-        read = [self._attempt(self._read, row) for row in rows]
-        first = next((result for result in read if isinstance(result, _Rendered)), None)
-        if first is not None and not self.renderer.agrees(first.conversation):
-            read = [self._attempt(self._read, row) for row in rows]
-        return read
+        shapes = [self._attempt(self._shape, row) for row in rows]
+        conversations = [shape for shape in shapes if isinstance(shape, Conversation)]
+        if conversations:
+            self.renderer.compare(conversations)
+        return [self._attempt(self._render, shape) if isinstance(shape, Conversation) else shape for shape in shapes]
 
     def _finish(
         self, rows: list[Row], read: list[_Rendered | TokenIds | Rejected], encoding: Future[list[Any]]
-    ) -> list[tuple[Row, Sample | Rejected]]:
+    ) -> list[tuple[Row, list[Sample] | Rejected]]:
         encoded = iter(encoding.result())
         results = []
         for result in read:
             if isinstance(result, _Rendered):
-                result = self._attempt(self._conversation_sample, result, next(encoded))
+                ids = [next(encoded) for _ in result.renderings]
+                result = self._attempt(self._conversation_samples, result, ids)
             elif isinstance(result, TokenIds):
                 result = self._attempt(self._ids_sample, result)
             results.append(result)
@@ -117,14 +126,14 @@ class BatchTokenizer:
         except Rejected as rejected:
             return rejected
 
-    def _read(self, row: Row) -> _Rendered | TokenIds:
+    def _shape(self, row: Row) -> Conversation | TokenIds:
         if isinstance(row.value, Rejected):
             raise row.value
-        shape = read_shape(row.value)
-        if isinstance(shape, TokenIds):
-            return shape
-        text, messages = self.renderer.whole(shape)
-        return _Rendered(shape, messages, text)
+        return read_shape(row.value)
+
+    def _render(self, conversation: Conversation) -> _Rendered:
+        text, messages = self.renderer.whole(conversation)
+        return _Rendered(conversation, self._spans.find(conversation, messages, text))
 
     def _encode(self, texts: list[str]) -> list[Any]:
         """The ids of each text, or the Rejected of one that the tokenizer cannot take."""
@@ -147,16 +156,20 @@ class BatchTokenizer:
         except Exception as error:
             raise Rejected("invalid_text", f"the tokenizer fails: {type(error).__name__}: {error}"[:300]) from None
 
-    def _conversation_sample(self, rendered: _Rendered, encoded: list[int] | Rejected) -> Sample:
-        if isinstance(encoded, Rejected):
-            raise encoded
-        ids = self._checked_ids(encoded)
-        spans, marked = self._spans.find(rendered.conversation, rendered.messages, rendered.text)
-        return self._checked_loss(Sample(ids, self._masker.mask(rendered.text, ids, spans, trim=not marked)))
+    def _conversation_samples(self, rendered: _Rendered, encoded: list[list[int] | Rejected]) -> list[Sample]:
+        samples = []
+        for rendering, tokens in zip(rendered.renderings, encoded, strict=True):
+            if isinstance(tokens, Rejected):
+                raise tokens
+            ids = self._checked_ids(tokens)
+            mask, _ = self._masker.mask(rendering.text, ids, rendering.spans)
+            turn = rendering.turns[-1] if len(rendered.renderings) > 1 else -1
+            samples.append(self._checked_loss(Sample(ids, mask, turn=turn)))
+        return samples
 
-    def _ids_sample(self, row: TokenIds) -> Sample:
+    def _ids_sample(self, row: TokenIds) -> list[Sample]:
         ids = self._checked_ids(row.input_ids)
-        return self._checked_loss(Sample(ids, numpy.array(row.loss_mask, dtype=numpy.int8), row.has_mask))
+        return [self._checked_loss(Sample(ids, numpy.array(row.loss_mask, dtype=numpy.int8), row.has_mask))]
 
     def _checked_ids(self, ids: list[int]) -> numpy.ndarray:
         if not ids:

@@ -31,6 +31,7 @@ from hidden_states.progress import Progress
 from hidden_states.store.checksums import file_checksum
 from hidden_states.store.disk_plan import DiskPlan, places, plan_disk, readable
 from hidden_states.store.tokens import keep_copy
+from hidden_states.vocabulary.end_of_turn import eos_ids
 from hidden_states.vocabulary.fit import check_vocabulary
 from hidden_states.vocabulary.tokenizer import load_tokenizer
 
@@ -60,7 +61,7 @@ def tokenize_corpus(
         from hidden_states.server.specification import build
 
         specification = build(settings, results)
-    tokenize = BatchTokenizer(tokenizer, options, num_ids)
+    tokenize = BatchTokenizer(tokenizer, options, num_ids, eos_ids(model_folder, tokenizer))
     results.summary.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".spool.", dir=results.summary.parent) as folder:
         spool = Spool(Path(folder) / "accepted.arrow")
@@ -76,8 +77,9 @@ def tokenize_corpus(
     written[results.rejected.name] = _record(results.rejected, sum(counts.reasons.values()))
     summary = {
         "rows_read": counts.rows,
-        "accepted": spool.num_rows,
+        "accepted": counts.accepted,
         "rejected": sum(counts.reasons.values()),
+        "samples": spool.num_rows,
         "reasons": {code: counts.reasons[code] for code in REASONS if counts.reasons[code]},
         "tokens": spool.num_tokens,
         "loss_tokens": spool.num_loss_tokens,
@@ -101,11 +103,11 @@ def tokenize_corpus(
 
 class _Counts:
     def __init__(self) -> None:
-        self.rows = self.without_mask = self.conversations = 0
+        self.rows = self.accepted = self.without_mask = self.conversations = 0
         self.reasons: Counter[str] = Counter()
         self.inputs: dict[str, dict[str, int]] = {}
 
-    def add(self, row: Row, result: Sample | Rejected) -> None:
+    def add(self, row: Row, result: list[Sample] | Rejected) -> None:
         self.rows += 1
         entry = self.inputs.setdefault(row.source_file, {"rows_read": 0, "accepted": 0, "rejected": 0})
         entry["rows_read"] += 1
@@ -116,7 +118,8 @@ class _Counts:
                 log.info("rejected: %s row %d: %s", row.source_file, row.source_row, result)
         else:
             entry["accepted"] += 1
-            self.without_mask += not result.has_mask
+            self.accepted += 1
+            self.without_mask += not result[0].has_mask
             self.conversations += "input_ids" not in row.value
 
 
@@ -131,7 +134,9 @@ def _read_all(files: list[Path], tokenize: BatchTokenizer, spool: Spool, results
         for outcome in tokenize.results(batches(rows)):
             for row, result in outcome:
                 counts.add(row, result)
-            accepted = [(row, result) for row, result in outcome if isinstance(result, Sample)]
+            accepted = [
+                (row, sample) for row, result in outcome if not isinstance(result, Rejected) for sample in result
+            ]
             spool.add(accepted)
             _write_rejected(rejected, [(row, result) for row, result in outcome if isinstance(result, Rejected)])
             tokens = sum(sample.input_ids.size for _, sample in accepted)
@@ -191,7 +196,8 @@ def _keys_and_lengths(spool: Spool) -> Iterator[tuple[list[str], Any]]:
 
 def _log_summary(summary: dict[str, Any], plan: DiskPlan, results: Results) -> None:
     log.info(
-        "rows: %s read, %s accepted, %s rejected", *(f"{summary[k]:,}" for k in ("rows_read", "accepted", "rejected"))
+        "rows: %s read, %s accepted (%s samples), %s rejected",
+        *(f"{summary[k]:,}" for k in ("rows_read", "accepted", "samples", "rejected")),
     )
     for code, number in summary["reasons"].items():
         log.info("  %s %s: %s", f"{number:,}", code, REASONS[code])

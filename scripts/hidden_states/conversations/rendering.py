@@ -3,11 +3,11 @@
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from hidden_states.conversations.messages import texts
+from hidden_states.conversations.messages import REASONING_KEYS, texts
 from hidden_states.conversations.reasons import Rejected
 from hidden_states.conversations.shapes import Conversation
 from hidden_states.conversations.template_engine import compile_template
@@ -40,8 +40,9 @@ class Renderer:
                 "tokenizer_config.json), so conversations cannot be rendered. Choose the instruction-tuned model, add "
                 "a template, or bring rows with input_ids."
             )
-        source = json.dumps(template)
-        self._variables = {"strftime_now": TEMPLATE_DATE.strftime} if "strftime_now" in source else {}
+        self._source = template if isinstance(template, str) else "\n".join(template.values())
+        self._variables = {"strftime_now": TEMPLATE_DATE.strftime} if self.mentions("strftime_now") else {}
+        self._reasoning_names = [name for name in REASONING_KEYS[1:] if self._reads(name)]
         self._special = dict(tokenizer.special_tokens_map)
         self._compiled = self._compile()
         control = [
@@ -56,12 +57,26 @@ class Renderer:
         """Whether TEMPLATE_DATE is part of what the template may render."""
         return bool(self._variables)
 
-    def __call__(self, messages: Messages, tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
-        """The text of ``messages``. Raises Rejected with the template's own words."""
+    def mentions(self, *names: str) -> bool:
+        """Whether one of these names is a word of the template's source."""
+        return any(re.search(rf"\b{name}\b", self._source) for name in names)
+
+    def _reads(self, key: str) -> bool:
+        """Whether the template may take this key out of a message."""
+        return re.search(rf"\.{key}\b|['\"]{key}['\"]", self._source) is not None
+
+    def __call__(
+        self,
+        messages: Messages,
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        more: dict[str, Any] | None = None,
+    ) -> str:
+        """The text of ``messages``; ``more``: further variables. Raises Rejected with the template's own words."""
         try:
             if self._compiled is not None and messages:
-                return self._compiled(self.variables(messages, tools, add_generation_prompt))
-            return self._apply(messages, tools, add_generation_prompt)
+                return self._compiled(self.variables(messages, tools, add_generation_prompt) | (more or {}))
+            return self._apply(messages, tools, add_generation_prompt, **(more or {}))
         except Exception as error:  # a template can raise anything
             words = " ".join(str(error).split()) or "no message"
             raise Rejected("template_error", f"{type(error).__name__}: {words[:300]}") from None
@@ -84,26 +99,28 @@ class Renderer:
             "add_generation_prompt": add_generation_prompt,
         }
 
-    def agrees(self, conversation: Conversation) -> bool:
-        """Whether this conversation's text is what the tokenizer's own ``apply_chat_template`` gives; should they ever
-        differ, the tokenizer's is used from then on."""
-        if self._compiled is None:
-            return True
-        for generation_prompt in (False, True):
-            arguments = (conversation.messages, conversation.tools, generation_prompt)
-            try:
-                own = self._apply(*arguments)
-            except Exception:  # a template can raise anything, and so must ours
-                own = None
-            try:
-                ours = self._compiled(self.variables(*arguments))
-            except Exception:
-                ours = None
-            if own != ours:
+    def compare(self, conversations: Iterable[Conversation]) -> None:
+        """Compare the text of the first of them that the template takes with that of the tokenizer's own
+        ``apply_chat_template``; should they ever differ, the tokenizer's is used from then on."""
+        for conversation in conversations if self._compiled is not None else ():
+            texts = []
+            for generation_prompt in (False, True):
+                arguments = conversation.messages, conversation.tools, generation_prompt
+                texts.append((self._text_of(self._apply, *arguments), self._text_of(self._own, *arguments)))
+            if any(own != ours for own, ours in texts):
                 log.warning("chat template: rendering differs from that of transformers, which is used from here on")
                 self._compiled = None
-                return False
-        return True
+            if texts != [(None, None)] * 2:
+                return
+
+    def _own(self, *arguments: Any) -> str:
+        return self._compiled(self.variables(*arguments))
+
+    def _text_of(self, render: Callable[..., str], *arguments: Any) -> str | None:
+        try:
+            return render(*arguments)
+        except Exception:  # a template can raise anything; then both ways must
+            return None
 
     def _compile(self) -> Callable[[dict[str, Any]], str] | None:
         """The one template compiled; None for a tokenizer that renders in its own way."""
@@ -118,13 +135,16 @@ class Renderer:
         except Exception:  # then let transformers say what is wrong with it
             return None
 
-    def _apply(self, messages: Messages, tools: list[dict[str, Any]] | None, add_generation_prompt: bool) -> str:
+    def _apply(
+        self, messages: Messages, tools: list[dict[str, Any]] | None, add_generation_prompt: bool, **more: Any
+    ) -> str:
         return self.tokenizer.apply_chat_template(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
             **self._variables,
+            **more,
         )
 
     def whole(self, conversation: Conversation) -> tuple[str, Messages]:
@@ -135,7 +155,7 @@ class Renderer:
         """
         self._refuse_control_tokens(conversation)
         first: Rejected | None = None
-        for messages in _variants(conversation.messages):
+        for messages in _variants(self._named(conversation.messages)):
             try:
                 text = self(messages, conversation.tools, False)
             except Rejected as error:
@@ -143,6 +163,17 @@ class Renderer:
                 continue
             return _require_unicode(text), messages
         raise first
+
+    def _named(self, messages: Messages) -> Messages:
+        """The messages with the reasoning also under the names that some templates read it by."""
+        if not self._reasoning_names or not any("reasoning_content" in message for message in messages):
+            return messages
+        return [
+            message | dict.fromkeys(self._reasoning_names, message["reasoning_content"])
+            if "reasoning_content" in message
+            else message
+            for message in messages
+        ]
 
     def _refuse_control_tokens(self, conversation: Conversation) -> None:
         for index, message in enumerate(conversation.messages):

@@ -2,13 +2,14 @@
 
 | column | type | meaning |
 |---|---|---|
-| sample_id | int64 | running number of the accepted rows, from 0 |
+| sample_id | int64 | running number of the samples, from 0 |
 | key | string | hash of the ids: the name of the state in the store |
 | source_file | string | file the row came from |
 | source_row | int64 | its number among the rows of that file, from 0 |
 | input_ids | list<int32> | [num_tokens] |
 | loss_mask | list<int8> | [num_tokens], 1 where the assistant speaks |
 | n_tokens, n_loss_tokens | int32 | number of ids, and of those with loss |
+| turn | int32 | number of the last message with loss where a row gives several samples, from 0; else -1 |
 
 Chunks are contiguous in input order and balanced by tokens. Equal input gives equal bytes.
 """
@@ -36,6 +37,7 @@ SCHEMA = pyarrow.schema(
         ("loss_mask", pyarrow.list_(pyarrow.int8())),
         ("n_tokens", pyarrow.int32()),
         ("n_loss_tokens", pyarrow.int32()),
+        ("turn", pyarrow.int32()),
     ]
 )
 REJECTED_SCHEMA = pyarrow.schema(
@@ -78,6 +80,7 @@ class Spool:
             pyarrow.ListArray.from_arrays(offsets, pyarrow.array(masks)),
             pyarrow.array(lengths),
             pyarrow.array(losses),
+            pyarrow.array([sample.turn for _, sample in samples], pyarrow.int32()),
         ]
         self._writer.write_batch(pyarrow.record_batch(columns, schema=SCHEMA))
         self._lengths.append(lengths)

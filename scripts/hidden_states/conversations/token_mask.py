@@ -4,10 +4,15 @@ A position b of the text lies between tokens k−1 and k exactly when encoding t
 given the text before b as its prompt, sees ids[:k]. Control tokens cut a text into parts that are encoded
 independently, so it is enough to encode from the last control token before b on; usually that is a few characters, such
 as ``<|im_start|>assistant\\n``, and always the same ones.
+
+The model stops at the first end-of-turn token, one of ``eos_ids``: an answer's mask ends with it, whatever the template
+puts behind (a line end, the end of the document). Where an answer is ended by the header of the next turn (GLM), that
+token is in ``eos_ids``, and is the answer's too.
 """
 
 import re
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -15,6 +20,7 @@ import numpy
 
 from hidden_states.conversations.markers import Span
 from hidden_states.conversations.reasons import Rejected
+from hidden_states.conversations.rendering import THINK_TAGS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,31 +30,52 @@ CACHED_CHARS = 200
 
 
 class TokenMasker:
-    """Turns spans into masks for one tokenizer."""
+    """Turns spans into masks for one tokenizer; ``eos_ids``: at which the model stops."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", eos_ids: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
+        self._eos_ids = sorted(added.keys() & set(eos_ids))  # an id that is a piece of a word ends nothing
         self._id_of = {token.content: number for number, token in added.items()}
         names = sorted(self._id_of, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         self._is_added = numpy.zeros(max(added, default=-1) + 1, dtype=bool)
         self._is_added[list(added)] = True
+        ends = [token.content for number, token in added.items() if token.special or number in eos_ids]
+        self._ends_turns = frozenset(ends) - set(THINK_TAGS)
         self._encode_short = lru_cache(maxsize=1 << 14)(self._encode)
 
-    def mask(self, text: str, ids: numpy.ndarray, spans: list[Span], trim: bool) -> numpy.ndarray:
-        """int8 [num_tokens], 1 on the tokens of ``spans``; ``ids`` is int64 [num_tokens], the encoding of ``text``.
+    def mask(self, text: str, ids: numpy.ndarray, spans: list[Span]) -> tuple[numpy.ndarray, list[int]]:
+        """int8 [num_tokens], 1 on the tokens of ``spans``, and behind which token each answer ends; ``ids`` is int64
+        [num_tokens], the encoding of ``text``.
 
-        ``trim``: white space at the end of a span, behind a control token, is the template's and gets no loss.
-        Raises Rejected when a span begins or ends inside a token.
+        White space at the end of a span, behind a control token, is the template's and gets no loss.
+        Raises Rejected when a span begins or ends inside a token, or goes on behind its end of turn.
         """
         boundaries = _Boundaries(self, text, ids)
+        is_end = numpy.isin(ids, self._eos_ids)
         mask = numpy.zeros(ids.size, dtype=numpy.int8)
-        for begin, end in spans:
-            if trim:
-                end = boundaries.end_of_turn(begin, end)
-            mask[boundaries.token_at(begin) : boundaries.token_at(end)] = 1
-        return mask
+        ends = []
+        for span in spans:
+            begin = boundaries.token_at(span[0])
+            end = boundaries.token_at(boundaries.end_of_turn(*span))
+            if (stops := numpy.flatnonzero(is_end[begin:end])).size:
+                stop = begin + int(stops[0]) + 1
+                self._require_nothing_said(ids[stop:end])
+                end = stop
+            elif end < ids.size and is_end[end]:
+                end += 1
+            mask[begin:end] = 1
+            ends.append(end)
+        return mask, ends
+
+    def _require_nothing_said(self, rest: numpy.ndarray) -> None:
+        words = numpy.delete(rest, self.added_places(rest))
+        if words.size and self._tokenizer.decode(words.tolist()).strip():
+            raise Rejected("mask_ambiguous", "an answer goes on behind a token at which the model stops")
+
+    def may_end_a_turn(self, added_token: str) -> bool:
+        return added_token in self._ends_turns
 
     def added_places(self, ids: numpy.ndarray) -> numpy.ndarray:
         """Where in ``ids`` the added tokens are."""
@@ -83,9 +110,10 @@ class _Boundaries:
     def end_of_turn(self, begin: int, end: int) -> int:
         """``end``, or the end of the control token behind which only white space is left."""
         last = bisect_right(self._ends, end) - 1
-        if last >= 0 and self._ends[last] > begin and not self._text[self._ends[last] : end].strip():
-            return self._ends[last]
-        return end
+        if last < 0 or self._ends[last] <= begin or self._text[self._ends[last] : end].strip():
+            return end
+        name = self._text[self._begins[last] : self._ends[last]]
+        return self._ends[last] if self._masker.may_end_a_turn(name) else end
 
     def token_at(self, position: int) -> int:
         """How many tokens come before this character. Raises Rejected when it is inside a token."""

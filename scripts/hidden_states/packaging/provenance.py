@@ -63,6 +63,7 @@ def provenance(format_name: str, inputs: Inputs) -> dict[str, Any]:
             "rows_read": summary["rows_read"],
             "accepted": summary["accepted"],
             "rejected": summary["rejected"],
+            "samples": summary["samples"],
             "rejected_reasons": summary["reasons"],
             "failed": survey.failed,
             "failed_reasons": dict(sorted(survey.reasons.items())),
@@ -85,6 +86,8 @@ def train_command(folder: Path, content: dict[str, Any]) -> str:
         words += ["--total-seq-len", str(longest)]
     if content["settings"]["model"]["trust_remote_code"]:
         words.append("--trust-remote-code")
+    if content["draft_vocabulary"]:
+        words += ["--draft-vocab-size", str(content["draft_vocabulary"]["size"])]
     return shlex.join(words)
 
 

@@ -156,6 +156,6 @@ def _note_left_over(results: Results, chunks: set[str], findings: Findings) -> N
 
 def _num_samples(results: Results) -> int:
     try:
-        return int(json.loads(results.summary.read_text(encoding="utf-8"))["accepted"])
+        return int(json.loads(results.summary.read_text(encoding="utf-8"))["samples"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -28,24 +28,44 @@ def tokenizer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | No
 
 
 @pytest.fixture
-def outcome(tokenizer_of: Callable[[str | None], Any]) -> Callable[..., Sample | Rejected]:
-    """What one row becomes with a template."""
+def results(tokenizer_of: Callable[[str | None], Any]) -> Callable[..., list[Sample] | Rejected]:
+    """The samples that one row becomes with a template, or why it is none."""
 
-    def run(template: str | None, row: Any, num_ids: int = 1000, **limits: int) -> Sample | Rejected:
-        tokenizer = BatchTokenizer(tokenizer_of(template), LIMITS | limits, num_ids)
-        ((_, result),) = next(tokenizer.results([[Row("file", 0, row, 1)]]))
+    def run(template: str | None, row: Any, num_ids: int = 1000, **limits: Any) -> list[Sample] | Rejected:
+        tokenizer = tokenizer_of(template)
+        batches = BatchTokenizer(tokenizer, LIMITS | limits, num_ids, [tokenizer.eos_token_id])
+        ((_, result),) = next(batches.results([[Row("file", 0, row, 1)]]))
         return result
 
     return run
 
 
 @pytest.fixture
-def masked(tokenizer_of: Callable[[str | None], Any], outcome: Callable[..., Any]) -> Callable[..., list[str]]:
-    """The texts of the runs of tokens with loss of an accepted row."""
+def outcome(results: Callable[..., list[Sample] | Rejected]) -> Callable[..., Sample | Rejected]:
+    """The one sample that a row becomes with a template, or why it is none."""
 
-    def run(template: str, row: Any) -> list[str]:
-        sample = outcome(template, row)
-        assert isinstance(sample, Sample), sample
+    def run(template: str | None, row: Any, num_ids: int = 1000, **limits: int) -> Sample | Rejected:
+        result = results(template, row, num_ids, **limits)
+        if isinstance(result, Rejected):
+            return result
+        (sample,) = result
+        return sample
+
+    return run
+
+
+@pytest.fixture
+def masked_samples(
+    tokenizer_of: Callable[[str | None], Any], results: Callable[..., Any]
+) -> Callable[..., list[tuple[str, list[str]]]]:
+    """The text of each sample of an accepted row, and the texts of its runs of tokens with loss."""
+
+    def run(template: str, row: Any) -> list[tuple[str, list[str]]]:
+        found = results(template, row)
+        assert not isinstance(found, Rejected), found
+        return [(tokenizer_of(template).decode(sample.input_ids), runs(template, sample)) for sample in found]
+
+    def runs(template: str, sample: Sample) -> list[str]:
         runs: list[list[int]] = [[]]
         for token, has_loss in zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True):
             if has_loss:
@@ -53,5 +73,16 @@ def masked(tokenizer_of: Callable[[str | None], Any], outcome: Callable[..., Any
             elif runs[-1]:
                 runs.append([])
         return [tokenizer_of(template).decode(run) for run in runs if run]
+
+    return run
+
+
+@pytest.fixture
+def masked(masked_samples: Callable[..., list[tuple[str, list[str]]]]) -> Callable[..., list[str]]:
+    """The texts of the runs of tokens with loss of a row that gives one sample."""
+
+    def run(template: str, row: Any) -> list[str]:
+        ((_, said),) = masked_samples(template, row)
+        return said
 
     return run

@@ -70,17 +70,27 @@ def test_markers_are_not_used_where_looking_for_them_changes_the_text(masked) ->
     assert masked(counting, chat(("user", "a"), ("assistant", "b" * 92))) == [f"99:{'b' * 92}<|end|>"]
 
 
-def test_a_template_that_rewrites_history_is_rejected_only_where_it_does(outcome, masked) -> None:
-    thinking = chat(
-        ("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d")
+THINKING = chat(("user", "a"), ("assistant", "<think>x</think>b"), ("user", "c"), ("assistant", "<think>y</think>d"))
+
+
+def test_a_template_that_rewrites_history_gives_each_answer_a_sample_as_the_model_saw_it(
+    results, masked_samples
+) -> None:
+    first = "<|user|>\na<|end|>\n<|assistant|>\n<think>x</think>b<|end|>\n"
+    second = (
+        "<|user|>\na<|end|>\n<|assistant|>\nb<|end|>\n<|user|>\nc<|end|>\n<|assistant|>\n<think>y</think>d<|end|>\n"
     )
-    rejected = outcome(FORGETTING, thinking)
-    assert (rejected.reason, rejected.detail) == (
-        "mask_ambiguous",
-        "the template changes turn 1 when later turns follow",
-    )
-    last_only = {"messages": thinking["messages"][:2]}
-    assert masked(FORGETTING, last_only) == ["<think>x</think>b<|end|>"]
+    assert masked_samples(FORGETTING, THINKING) == [
+        (first, ["<think>x</think>b<|end|>"]),
+        (second, ["<think>y</think>d<|end|>"]),
+    ]
+    assert [sample.turn for sample in results(FORGETTING, THINKING)] == [1, 3]
+
+
+def test_a_row_that_a_template_does_not_rewrite_gives_one_sample(outcome, masked) -> None:
+    assert outcome(FORGETTING, TWO_TURNS).turn == -1
+    assert masked(FORGETTING, TWO_TURNS) == ["Paris.<|end|>", "no\n\n<|end|>"]
+    assert masked(FORGETTING, {"messages": THINKING["messages"][:2]}) == ["<think>x</think>b<|end|>"]
 
 
 def test_a_header_that_no_generation_prompt_gives_is_never_in_a_mask(outcome, masked) -> None:
@@ -156,5 +166,5 @@ def test_a_template_with_the_date_gives_the_same_ids_every_day(outcome, tokenize
 def test_a_rendering_that_differs_from_transformers_is_not_used(tokenizer_of, monkeypatch) -> None:
     monkeypatch.setattr("hidden_states.conversations.rendering.compile_template", lambda source: lambda values: "wrong")
     tokenizer = BatchTokenizer(tokenizer_of(APPENDING), {"max_tokens": 99, "min_loss_tokens": 1}, 1000)
-    ((_, sample),) = next(tokenizer.results([[Row("file", 0, chat(("user", "a"), ("assistant", "b")), 1)]]))
+    ((_, (sample,)),) = next(tokenizer.results([[Row("file", 0, chat(("user", "a"), ("assistant", "b")), 1)]]))
     assert tokenizer_of(APPENDING).decode(sample.input_ids) == "<|user|>\na<|end|>\n<|assistant|>\nb<|end|>\n"

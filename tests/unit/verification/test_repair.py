@@ -28,13 +28,13 @@ class Life:
         self.settings = {
             "model": {"path": str(self.model), "revision": None, "trust_remote_code": False},
             "extraction": {"chunks": 3},
-            "packaging": {"formats": ["speculators"], "link": "hard"},
+            "packaging": {"formats": ["speculators"], "link": "hard", "draft_vocabulary": None},
         }
         write_json(self.model / "config.json", {"num_hidden_layers": 8, "hidden_size": 8, "vocab_size": 200})
         for index, chunk in enumerate(CHUNKS):
             write_token_file(self.results, chunk, prompts(15)[5 * index : 5 * index + 5], 5 * index)
         summary = json.loads(self.results.summary.read_text())
-        counts = {"rows_read": 15, "accepted": 15, "rejected": 0, "reasons": {}, "embedding_rows": 200}
+        counts = {"rows_read": 15, "accepted": 15, "rejected": 0, "samples": 15, "reasons": {}, "embedding_rows": 200}
         write_json(self.results.summary, summary | counts)
         write_json(self.results.ready, {"fingerprint": FINGERPRINT, "model_class": "Tiny", "sglang_version": "0.5.23"})
         for chunk in CHUNKS:
