@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from hidden_states.packaging.draft_vocabulary import words
+
 TEMPLATE = """\
 ---
 pretty_name: Hidden states of {model_name}
@@ -78,6 +80,14 @@ DRAFT_VOCABULARY = """\
 For a draft vocabulary smaller than the model's add `--draft-vocab-size 32000`; the trainer chooses its tokens from
 `token_freq.pt`."""
 
+CHOSEN_VOCABULARY = """\
+The line above trains a drafter with a vocabulary of its own: {words} (`draft_vocabulary.json` has the figures of other
+sizes). Leave out {options} for the model's whole vocabulary."""
+CHOSEN_FILES = """\
+
+| `t2d-{size}.npy`, `d2t-{size}.npy`, `draft_vocabulary.json` | the drafter's vocabulary: which of the model's ids it \
+has, what to add to its own id to get the model's, and how much of the loss it covers |"""
+
 DRAFT_VOCABULARY_V1 = """\
 `speculators` is a checkout of its repository at v0.4.0. For a draft vocabulary smaller than the model's, run
 `scripts/build_vocab_mapping.py` with `--token-freq-path token_freq.bin`, and add `--d2t-path` and `--t2d-path`. Its
@@ -95,10 +105,16 @@ def dataset_card(content: dict[str, Any]) -> str:
     """Markdown for the dataset with this provenance."""
     counts, model, layers = content["counts"], content["model"], content["layers"]
     is_v1 = "layer_ids" in layers
+    chosen, draft_vocabulary = content["draft_vocabulary"], DRAFT_VOCABULARY_V1 if is_v1 else DRAFT_VOCABULARY
+    files = FILES_V1 if is_v1 else FILES
+    if chosen:
+        options = "`--t2d-path` and `--d2t-path`" if is_v1 else "`--draft-vocab-size`"
+        draft_vocabulary = CHOSEN_VOCABULARY.format(words=words(chosen), options=options)
+        files += CHOSEN_FILES.format(size=chosen["size"])
     return TEMPLATE.format(
         trainer="0.3 or 0.4" if is_v1 else "0.5 or later",
-        files=FILES_V1 if is_v1 else FILES,
-        draft_vocabulary=DRAFT_VOCABULARY_V1 if is_v1 else DRAFT_VOCABULARY,
+        files=files,
+        draft_vocabulary=draft_vocabulary,
         shape=(ROWS_V1 if is_v1 else ROWS).format(num_slots=len(layers["slots"]), hidden_size=model["hidden_size"]),
         model_name=model["name"],
         rows=counts["rows"],

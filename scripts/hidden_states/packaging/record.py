@@ -56,6 +56,10 @@ class Record:
         self._entries: dict[str, dict[str, Any]] = {}
         self._changing = False
 
+    def knows(self, name: str) -> bool:
+        """Whether this run or the one before it generated the file ``name``."""
+        return name in self._entries or name in self._before
+
     def begin_change(self) -> None:
         """Called before a file of the dataset changes: takes ``provenance.json`` away until all is right again, so
         that a dataset left half-way by a killed run is not taken for a finished one."""
@@ -97,11 +101,15 @@ class Record:
         self.write(name, lambda stream: stream.write(content))
 
     def finish(self, provenance: bytes) -> None:
-        """Write ``checksums.json`` and then, last of all, ``provenance.json``; both only where they differ."""
+        """Remove the files that an earlier run generated and this one did not; write ``checksums.json`` and then, last
+        of all, ``provenance.json``, both only where they differ."""
         entry = {"bytes": len(provenance), "checksum": xxhash.xxh3_128(provenance).hexdigest()}
         self._entries[PROVENANCE] = entry
         if self._entries != self._before:
             self.begin_change()
+            for name in self._before.keys() - self._entries.keys():
+                if os.path.basename(name) == name:
+                    (self.folder / name).unlink(missing_ok=True)
             write_json(self.folder / CHECKSUMS, self._entries)
         self.write_bytes(PROVENANCE, provenance)
 

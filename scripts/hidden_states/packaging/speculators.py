@@ -6,7 +6,8 @@ from typing import Any
 
 from hidden_states.layout import Results
 from hidden_states.packaging.card import dataset_card
-from hidden_states.packaging.frequencies import write_token_frequencies
+from hidden_states.packaging.draft_vocabulary import write_draft_vocabulary
+from hidden_states.packaging.frequencies import TokenCounts, write_token_frequencies
 from hidden_states.packaging.inputs import Inputs, read_inputs
 from hidden_states.packaging.links import link_states
 from hidden_states.packaging.provenance import provenance, to_bytes, train_command
@@ -39,8 +40,10 @@ def write_dataset(inputs: Inputs) -> None:
     links = link_states(results, survey, state_rows(results, survey), record, copy, suspect)
 
     write_shards(results, survey, inputs.token_checksums, record)
-    write_token_frequencies(results, survey, inputs.token_checksums, inputs.summary["embedding_rows"], record)
-    content = provenance(FORMAT, inputs)
+    counts = TokenCounts(inputs)
+    write_token_frequencies(counts, record)
+    drafted = write_draft_vocabulary(counts, inputs.settings["packaging"]["draft_vocabulary"], record)
+    content = provenance(FORMAT, inputs) | {"draft_vocabulary": drafted}
     content["train"] = train_command(record.folder, content)
     record.write_bytes("README.md", dataset_card(content).encode())
     record.finish(to_bytes(content))

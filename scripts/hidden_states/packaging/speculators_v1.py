@@ -18,7 +18,8 @@ from typing import Any
 import hidden_states
 from hidden_states.layout import Results
 from hidden_states.packaging.card import dataset_card
-from hidden_states.packaging.frequencies import write_token_frequencies
+from hidden_states.packaging.draft_vocabulary import mapping_names, write_draft_vocabulary
+from hidden_states.packaging.frequencies import TokenCounts, write_token_frequencies
 from hidden_states.packaging.inputs import Inputs, read_inputs
 from hidden_states.packaging.provenance import TRAINER_SEQUENCE, provenance, to_bytes
 from hidden_states.packaging.record import Record
@@ -59,10 +60,11 @@ def write_dataset(inputs: Inputs) -> None:
     samples = write_samples(results, survey, record, damaged_files(results, record.folder))
 
     record.write(SAMPLE_LENGTHS, lambda stream: _write_lengths(stream, results, survey))
-    arguments = (inputs.token_checksums, inputs.summary["embedding_rows"], record, TOKEN_COUNTS)
-    write_token_frequencies(results, survey, *arguments)
+    counts = TokenCounts(inputs)
+    write_token_frequencies(counts, record, TOKEN_COUNTS)
+    drafted = write_draft_vocabulary(counts, inputs.settings["packaging"]["draft_vocabulary"], record)
     record.write_bytes(DATA_CONFIG, to_bytes(data_config(inputs)))
-    content = provenance(FORMAT, inputs)
+    content = provenance(FORMAT, inputs) | {"draft_vocabulary": drafted}
     content["layers"]["layer_ids"] = layer_ids(inputs.header, inputs.model.num_layers)
     content["layers"]["trainers"] = trainer_words(inputs.header.final)
     content["drafter"]["speculators"]["words"] = (
@@ -106,6 +108,9 @@ def train_command(folder: Path, content: dict[str, Any]) -> str:
     words += ["--verifier-name-or-path", content["model"]["folder"], "--data-path", os.path.abspath(folder)]
     if content["counts"]["longest_sample"] > TRAINER_SEQUENCE:
         words += ["--total-seq-len", str(content["counts"]["longest_sample"])]
+    if drafted := content["draft_vocabulary"]:
+        for option, name in zip(("--t2d-path", "--d2t-path"), mapping_names(drafted["size"]), strict=True):
+            words += [option, os.path.abspath(folder / name)]
     return shlex.join(words)
 
 

@@ -12,6 +12,8 @@ import pyarrow.ipc
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
 from hidden_states.packaging import speculators_v1
+from hidden_states.packaging.draft_vocabulary import FIGURES, mapping_names
+from hidden_states.packaging.frequencies import TOKEN_FREQ
 from hidden_states.packaging.links import OURS, STATES, state_name
 from hidden_states.packaging.record import CHECKSUMS, PROVENANCE
 from hidden_states.packaging.sample_file import sample_problem
@@ -35,14 +37,16 @@ def check_packages(
             survey = survey_rows(results, num_chunks)
         except UserError as error:
             problem = error
+    size = settings["packaging"]["draft_vocabulary"]
+    drafted = set() if size is None else {*mapping_names(size), FIGURES}
     for name in formats:
         folder = results.dataset(name)
         if not folder.is_dir():
             findings.add("datasets not packaged yet", folder, "there is no dataset")
         elif name == speculators_v1.FORMAT:
-            _check_v1(results, folder, survey, findings)
+            _check_v1(results, folder, survey, drafted, findings)
         else:
-            _check_links(results, folder, survey, settings["packaging"]["link"] == "copy", findings)
+            _check_links(results, folder, survey, settings["packaging"]["link"] == "copy", drafted, findings)
         if problem is not None:
             findings.add("manifests that do not go together", folder, problem)
     for folder in sorted(results.dataset(formats[0]).parent.glob("*/")):
@@ -51,9 +55,12 @@ def check_packages(
             findings.notes.append(f"{folder} is not in packaging.formats; it stays as it is, {size:,} bytes")
 
 
-def _check_links(results: Results, folder: Path, survey: Survey | None, copy: bool, findings: Findings) -> None:
-    """``dataset/speculators``. ``copy``: the states are copies, which are read in full, and no links."""
-    recorded = _check_recorded(results, folder, {"dataset_info.json", "state.json"}, findings)
+def _check_links(
+    results: Results, folder: Path, survey: Survey | None, copy: bool, drafted: set[str], findings: Findings
+) -> None:
+    """``dataset/speculators``. ``copy``: the states are copies, which are read in full, and no links. ``drafted``:
+    names of the files of the draft vocabulary."""
+    recorded = _check_recorded(results, folder, {"dataset_info.json", "state.json", TOKEN_FREQ} | drafted, findings)
     shards = sorted(name for name in recorded or {} if name.endswith(".arrow"))
     if recorded is not None:
         for path in sorted(folder.glob("data-*.arrow")):
@@ -67,10 +74,10 @@ def _check_links(results: Results, folder: Path, survey: Survey | None, copy: bo
         _check_table(results, folder, shards, survey, findings)
 
 
-def _check_v1(results: Results, folder: Path, survey: Survey | None, findings: Findings) -> None:
+def _check_v1(results: Results, folder: Path, survey: Survey | None, drafted: set[str], findings: Findings) -> None:
     """``dataset/speculators-v1``: every file is read in full, and must be made of its row's states and loss mask."""
     names = {speculators_v1.DATA_CONFIG, speculators_v1.SAMPLE_LENGTHS, speculators_v1.TOKEN_COUNTS}
-    _check_recorded(results, folder, names, findings)
+    _check_recorded(results, folder, names | drafted, findings)
     if survey is None:
         return
     _check_provenance(results, folder, survey, findings)

@@ -13,7 +13,7 @@ from hidden_states.layers import resolve_layers
 
 cli = pytest.importorskip("speculators.train.cli", reason="speculators, the trainer, is not installed")
 
-NUM_SAMPLES, SEQUENCE = 20, 256
+NUM_SAMPLES, SEQUENCE, DRAFTED = 20, 256, 48
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +146,34 @@ def test_the_trainer_makes_its_draft_vocabulary_from_our_frequencies(trained_on,
     d2t, t2d, size = cli.parse_vocab_mappings(arguments)
     assert size == 32 and int(t2d.sum()) == 32 and len(d2t) == 32
     assert len(t2d) == content["model"]["vocab_size"]
+
+
+def test_the_trainer_takes_our_draft_vocabulary_and_would_choose_the_same(trained_on, tmp_path):
+    """From the line that packaging prints to a forward pass with the smaller vocabulary."""
+    from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
+
+    trained, _ = trained_on
+    run = Run(
+        tmp_path, trained.chunks, trained.layers, model=trained.model, vocabulary=1024, draft_vocabulary=DRAFTED
+    ).write()
+    words = shlex.split(run.package()["train"])
+    small = ["--total-seq-len", str(SEQUENCE), "--num-workers", "0", "--loss-implementation", "eager"]
+    cpu = ["--draft-attn-impl", "eager", "--hidden-states-dtype", "float32"]
+    arguments = argparse.Namespace(**cli.TrainConfig.resolve(words[2:] + small + cpu).flatten())
+    before = run.snapshot()
+    d2t, t2d, size = cli.parse_vocab_mappings(arguments)
+    assert run.snapshot() == before, "the trainer has found the mappings, and made none"
+    counts = torch.load(run.folder / "token_freq.pt", weights_only=True)
+    own_d2t, own_t2d = build_vocab_mappings_from_distribution(counts, DRAFTED, 1024)
+    assert size == DRAFTED and torch.equal(d2t, own_d2t) and torch.equal(t2d, own_t2d)
+    assert (d2t.dtype, t2d.dtype) == (own_d2t.dtype, own_t2d.dtype)
+
+    model_class = cli.SpeculatorModel.registry["eagle3"]
+    model = cli.build_draft_model(arguments, model_class, t2d, d2t, size)
+    assert model.lm_head.weight.shape[0] == DRAFTED and torch.equal(model.t2d, t2d)
+    train_loader, _ = loaders(arguments, model)
+    keywords, _ = model_class.get_trainer_kwargs(**vars(arguments))
+    batch = next(iter(train_loader))
+    assert batch.pop("error_records") == 0
+    _, loss, _ = model(**batch, **keywords)
+    assert math.isfinite(loss.item())

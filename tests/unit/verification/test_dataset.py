@@ -268,6 +268,30 @@ def test_a_bad_dataset_file_is_ticketed_and_packaging_repairs_it(done: Run, faul
     assert ticket.read_bytes() == before
 
 
+@pytest.mark.parametrize("format_name", ["speculators", "speculators-v1"])
+@pytest.mark.parametrize("name", ["t2d-7.npy", "d2t-7.npy", "draft_vocabulary.json"])
+def test_files_of_the_draft_vocabulary_are_checked_and_made_again(run: Run, format_name: str, name: str):
+    run.draft_vocabulary, run.format_name = 7, format_name
+    finish(run)
+    assert not check(run).findings
+    good = (run.folder / name).read_bytes()
+    for damage in (lambda path: flip(path, 20), Path.unlink):
+        damage(run.folder / name)
+        check(run)
+        assert ticketed(run) == {"dataset": {"files": [f"dataset/{format_name}/{name}"], "store": []}}
+        run.package()
+        assert (run.folder / name).read_bytes() == good
+        assert not check(run).findings
+
+
+def test_a_dataset_without_the_draft_vocabulary_that_is_asked_for_is_not_in_order(done: Run):
+    done.draft_vocabulary = 7
+    check(done)
+    assert len(ticketed(done)["dataset"]["files"]) == 3
+    done.package()
+    assert not check(done).findings
+
+
 def test_copies_are_read_in_full(run: Run):
     run.link = "copy"
     finish(run)
