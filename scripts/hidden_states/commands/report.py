@@ -22,8 +22,23 @@ def run(settings: dict[str, Any], results: Results, arguments: argparse.Namespac
     from hidden_states.report.page import page
     from hidden_states.report.table import chunk_csv
 
-    name = settings["packaging"]["formats"][0]
-    figures = gather(results, settings["extraction"]["chunks"], name)
+    name, num_chunks = settings["packaging"]["formats"][0], settings["extraction"]["chunks"]
+    figures = gather(results, num_chunks, name)
+    figures.shown = _shown(settings, results, num_chunks)
     write_text(results.report / "run.csv", chunk_csv(figures))
     write_text(results.report / "run.html", page(figures, str(results.dataset(name))))
     log.info("report: %s", results.report / "run.html")
+
+
+def _shown(settings: dict[str, Any], results: Results, num_chunks: int) -> list[Any] | None:
+    from hidden_states.errors import UserError
+    from hidden_states.layout import chunk_name
+    from hidden_states.report.conversations import model_decoder, shown_samples
+    from hidden_states.settings import model_folder
+
+    try:
+        decode = model_decoder(model_folder(settings, results), settings["model"]["trust_remote_code"])
+    except UserError as error:
+        log.warning("no samples are shown: %s", error)
+        return None
+    return shown_samples(results, [chunk_name(index) for index in range(num_chunks)], decode)

@@ -1,6 +1,6 @@
 """The numbers of a run, from token files, manifests, journals, QA records and ``server/ready.json``.
 
-Only small columns are read, one chunk in memory at a time.
+Only small columns are read, one chunk in memory at a time, and a few tokens of a few states.
 """
 
 import json
@@ -13,8 +13,14 @@ import numpy as np
 
 from hidden_states.errors import UserError
 from hidden_states.layout import Results, chunk_name
+from hidden_states.report.conversations import ShownSample
+from hidden_states.report.norms import StateNorms, chosen_rows
+from hidden_states.report.rejects import rejected_examples
 from hidden_states.store.manifest import read_manifest
 from hidden_states.store.tokens import read_tokens
+
+SHARE_BARS = 20
+"""Of the shares of loss tokens, from 0 to 1."""
 
 
 @dataclass
@@ -38,7 +44,9 @@ class ChunkFigures:
 
 @dataclass
 class RunFigures:
-    """All of a run. ``length_counts[n]`` is the number of good samples with n tokens."""
+    """All of a run. ``length_counts[n]`` is the number of good samples with n tokens, ``share_counts[i]`` of those
+    whose share of tokens with loss is in the i-th of SHARE_BARS equal parts. ``shown`` are samples to look at, None
+    where nobody could decode them."""
 
     summary: dict[str, Any]
     server: dict[str, Any]
@@ -46,6 +54,10 @@ class RunFigures:
     chunks: list[ChunkFigures] = field(default_factory=list)
     failed_reasons: Counter[str] = field(default_factory=Counter)
     length_counts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    share_counts: np.ndarray = field(default_factory=lambda: np.zeros(SHARE_BARS, np.int64))
+    norms: StateNorms = field(default_factory=StateNorms)
+    rejected_examples: dict[str, list[str]] = field(default_factory=dict)
+    shown: list[ShownSample] | None = None
 
     def total(self, name: str) -> float:
         """Sum of a column over all chunks, chunks without it left out."""
@@ -65,13 +77,15 @@ def gather(results: Results, num_chunks: int, format_name: str = "speculators") 
         server=_read(results.ready),
         provenance=_read(results.dataset(format_name) / "provenance.json"),
     )
+    run.rejected_examples = rejected_examples(results, run.summary["reasons"])
     for index in range(num_chunks):
-        run.chunks.append(_chunk(results, chunk_name(index), run))
+        run.chunks.append(_chunk(results, index, num_chunks, run))
     return run
 
 
-def _chunk(results: Results, chunk: str, run: RunFigures) -> ChunkFigures:
-    manifest = read_manifest(results.manifest(chunk), ["status", "reason", "n_tokens", "bytes"])
+def _chunk(results: Results, index: int, num_chunks: int, run: RunFigures) -> ChunkFigures:
+    chunk = chunk_name(index)
+    manifest = read_manifest(results.manifest(chunk), ["status", "reason", "n_tokens", "bytes", "file"])
     good = np.array([status == "ok" for status in manifest["status"].to_pylist()], bool)
     lengths = manifest["n_tokens"].to_numpy()[good]
     loss_tokens = read_tokens(results.tokens(chunk), ["n_loss_tokens"])["n_loss_tokens"].to_numpy()
@@ -79,7 +93,12 @@ def _chunk(results: Results, chunk: str, run: RunFigures) -> ChunkFigures:
         raise UserError(f"{results.manifest(chunk)} does not belong to its tokens; run: snakemake --cores 8 all")
     reasons = np.array(manifest["reason"].to_pylist(), object)[~good]
     run.failed_reasons.update(reason or "unknown" for reason in reasons)
+    before = int(run.length_counts.sum())
     run.length_counts = _add(run.length_counts, np.bincount(lengths))
+    run.share_counts += np.histogram(loss_tokens[good] / np.maximum(lengths, 1), SHARE_BARS, (0, 1))[0]
+    rows = np.flatnonzero(good)
+    for number in chosen_rows(len(rows), index, num_chunks):
+        run.norms.add(before + number, results.root / manifest["file"][int(rows[number])].as_py())
     figures = ChunkFigures(
         chunk=chunk,
         samples=int(good.sum()),

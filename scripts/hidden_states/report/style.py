@@ -4,6 +4,7 @@ STYLE = """\
 :root {
   color-scheme: light;
   --ink: #1b2330; --soft: #5c6675; --line: #dfe4ea; --paper: #ffffff; --wash: #f5f7f9; --bar: #2f6f9f; --warn: #a3450c;
+  --pale: #b9d2e4; --loss: #d8ecd3; --loss-ink: #1d4d17;
 }
 * { box-sizing: border-box; }
 body {
@@ -13,6 +14,7 @@ body {
 main { max-width: 920px; margin: 0 auto; }
 h1 { font-size: 24px; line-height: 1.25; margin: 0 0 4px; }
 h2 { font-size: 17px; margin: 36px 0 10px; }
+h3 { font-size: 13px; font-weight: 600; color: var(--soft); margin: 16px 0 0; }
 p { margin: 6px 0; max-width: 72ch; }
 .soft { color: var(--soft); }
 code { font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; overflow-wrap: anywhere; }
@@ -40,5 +42,22 @@ svg text.y { text-anchor: end; }
 svg line.grid { stroke: var(--line); }
 svg line.axis { stroke: var(--soft); }
 svg rect { fill: var(--bar); }
-svg rect:hover { fill: var(--ink); }
+svg rect.range { fill: var(--pale); }
+svg rect:hover, svg g:hover rect { fill: var(--ink); }
+svg g:hover rect.range { fill: var(--bar); }
+.meter { display: inline-block; width: 96px; height: 9px; margin-right: 10px; background: var(--wash); }
+.whole { white-space: nowrap; }
+.meter span { display: block; height: 100%; background: var(--bar); }
+p.example { margin: 4px 0 0; font-size: 13px; color: var(--soft); overflow-wrap: anywhere; }
+p.warn { color: var(--warn); }
+details { margin: 12px 0; }
+summary { cursor: pointer; font-size: 13px; color: var(--soft); overflow-wrap: anywhere; }
+.talk {
+  margin: 6px 0 0; padding: 12px 14px; max-height: 420px; overflow: auto;
+  border: 1px solid var(--line); border-radius: 6px;
+  font: 13px/1.6 ui-monospace, "SF Mono", Menlo, Consolas, monospace; white-space: pre-wrap; overflow-wrap: anywhere;
+}
+mark { background: var(--loss); color: var(--loss-ink); }
+.talk i { color: var(--soft); font-style: normal; opacity: 0.6; }
+.gap { display: block; margin: 8px 0; text-align: center; color: var(--soft); }
 """

@@ -5,6 +5,8 @@ import json
 import re
 from html.parser import HTMLParser
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.finished_run import Run, make_sample
 from hidden_states.errors import UserError
@@ -15,6 +17,8 @@ from hidden_states.report.page import page
 from hidden_states.report.table import chunk_csv
 
 RATES = {"samples": 3, "reused": 0, "failed": 0, "bytes": 10, "bytes_per_second": 5, "server_restarts": 1}
+
+INPUTS = [(f"lost{number}", number) for number in range(43)]
 
 
 @pytest.fixture
@@ -91,6 +95,65 @@ def test_the_page_is_one_well_formed_file_with_every_figure(run):
     for word in ("timeout", "empty", "0.9812", "L = 2", "0.06", "53", "speculators train", "0001"):
         assert word in parser.text
     assert not re.search(r'(src|href)="', text), "nothing is loaded from elsewhere"
+
+
+def test_the_page_explains_what_was_left_out(run):
+    rows = [("a.jsonl", 3, "empty", "no turns"), ("b.jsonl", 8, "invalid_json", "x" * 500), ("b.jsonl", 9, "empty", "")]
+    rows += [("c.jsonl", 1, "empty", "the third")]
+    columns = zip(*rows, strict=True)
+    names = ("source_file", "source_row", "reason", "detail")
+    pq.write_table(pa.table(dict(zip(names, map(list, columns), strict=True))), run.results.rejected)
+    summary = json.loads(run.results.summary.read_text())
+    inputs = {f"{name}.jsonl": {"rows_read": 5, "accepted": 5 - lost, "rejected": lost} for name, lost in INPUTS}
+    more = {"rows_read": 8, "rejected": 4, "reasons": {"invalid_json": 1, "empty": 3}, "inputs": inputs}
+    write_json(run.results.summary, summary | more)
+    text = page(gather(run.results, 2), "results")
+    assert text.index(">empty<") < text.index(">invalid_json<"), "the most frequent first"
+    for words in ("a.jsonl row 3: no turns", "b.jsonl row 9: ", "37.50%", "There is nothing to learn from", "x …"):
+        assert words in text
+    assert "the third" not in text and "x" * 300 not in text
+    assert "and 3 more files" in text and ">lost4.jsonl<" in text
+
+
+def test_shares_of_loss_are_those_of_the_samples(tmp_path):
+    masks = [[0] * 20, [1] * 20, [1] + [0] * 19, [0, 1] * 10]
+    samples = [make_sample(seed, 20) for seed in range(4)]
+    for sample, mask in zip(samples, masks, strict=True):
+        sample.mask = mask
+    run = Run(tmp_path, [samples]).write()
+    run.package()
+    figures = gather(run.results, 1)
+    assert {bar: number for bar, number in enumerate(figures.share_counts.tolist()) if number} == {
+        0: 1,
+        1: 1,
+        10: 1,
+        19: 1,
+    }
+    assert "50 to 55 % of the tokens: 1 samples" in page(figures, "results")
+
+
+def test_vocabularies_are_on_the_page(run):
+    found = {
+        "tokenizer_ids": 151669,
+        "highest_id": 151668,
+        "added_tokens": 26,
+        "config_ids": 151936,
+        "embedding_rows": 152064,
+        "lm_head_rows": None,
+        "ids_without_row": 0,
+        "rows_without_id": 267,
+        "special": {"eos": {"model": {"5": "'<|end|>'"}, "tokenizer": None}},
+        "notes": ["rows are padded"],
+        "warnings": ["look <here>"],
+    }
+    summary = json.loads(run.results.summary.read_text())
+    write_json(run.results.summary, summary | {"vocabulary": found})
+    run.draft_vocabulary = 7
+    share = run.package()["draft_vocabulary"]["share"]
+    text = page(gather(run.results, 2), "results")
+    for words in ("152,064", "151,669", "5 &#x27;&lt;|end|&gt;&#x27;", "look &lt;here&gt;", "rows are padded"):
+        assert words in text
+    assert f"The 7 chosen ids cover {share:.2%}" in text
 
 
 def test_names_from_data_cannot_become_markup(run):
