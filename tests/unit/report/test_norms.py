@@ -49,8 +49,8 @@ def test_a_truncated_or_missing_file_is_counted_and_the_rest_goes_on(tmp_path):
 
 
 def test_a_chunk_of_other_states_shows_in_its_place(tmp_path):
-    good = [[constant(3 + number + 20 * chunk, 1, 1, 1, 1) for number in range(12)] for chunk in range(3)]
-    good[1] = [constant(23 + number, 1, 1, 7, 1) for number in range(12)]
+    good = [[constant(3 + number + 15 * chunk, 1, 1, 1, 1) for number in range(12)] for chunk in range(3)]
+    good[1] = [constant(18 + number, 1, 1, 7, 1) for number in range(12)]
     run = Run(tmp_path, good).write()
     run.package()
     found = gather(run.results, 3).norms
