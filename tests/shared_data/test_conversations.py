@@ -42,8 +42,6 @@ EXPECTED = {
     "lone_surrogate_escapes": "invalid_text",
     "very_long_single_user_message": "too_long",
     "conversations_and_messages_both_present": "unknown_shape",
-    "integer_content": "unknown_shape",
-    "keys_in_wrong_case": "unknown_shape",
 }
 """Case of nasty.jsonl → why it is rejected, whatever the template; the others are accepted by ``calls``."""
 

@@ -16,6 +16,7 @@ from hidden_states.conversations.batches import BatchTokenizer, Sample, batches
 from hidden_states.conversations.reasons import REASONS, Rejected
 from hidden_states.conversations.rendering import TEMPLATE_DATE
 from hidden_states.conversations.rows import Row, read_rows
+from hidden_states.conversations.shapes import has_ids
 from hidden_states.conversations.sources import expand_files
 from hidden_states.conversations.token_files import (
     REJECTED_SCHEMA,
@@ -120,7 +121,7 @@ class _Counts:
             entry["accepted"] += 1
             self.accepted += 1
             self.without_mask += not result[0].has_mask
-            self.conversations += "input_ids" not in row.value
+            self.conversations += not has_ids(row.value)
 
 
 def _read_all(files: list[Path], tokenize: BatchTokenizer, spool: Spool, results: Results) -> _Counts:

@@ -1,6 +1,7 @@
 """One turn in the form that chat templates read, whatever the names it came with."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from hidden_states.conversations.reasons import Rejected
@@ -8,12 +9,14 @@ from hidden_states.conversations.reasons import Rejected
 ROLES = {
     "human": "user",
     "user": "user",
+    "prompter": "user",
     "gpt": "assistant",
     "assistant": "assistant",
     "chatgpt": "assistant",
     "bot": "assistant",
     "bard": "assistant",
     "bing": "assistant",
+    "ai": "assistant",
     "model": "assistant",
     "system": "system",
     "developer": "developer",
@@ -22,15 +25,33 @@ ROLES = {
     "function": "tool",
     "function_response": "tool",
     "tool_response": "tool",
+    "tool_result": "tool",
     "ipython": "tool",
     "function_call": "assistant",
     "tool_call": "assistant",
 }
-"""Role names of ShareGPT and OpenAI rows → role in a chat template. The last two hold a call as their content."""
+"""Role names of ShareGPT and OpenAI rows, small letters, words joined by _ → role in a chat template. The last two hold
+a call as their content."""
 
 CALL_ROLES = ("function_call", "tool_call")
 KEPT_KEYS = ("name", "tool_call_id")
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+TURN_KEYS = frozenset(("role", "content", "from", "value", "tool_calls", "function_call", *REASONING_KEYS))
+
+
+def tidy(record: dict[str, Any], known: Collection[str], where: str) -> dict[str, Any]:
+    """``record`` without the keys whose value is null (what tables have where a key is missing), and with the keys of
+    ``known`` in small letters. Raises Rejected for a key that is there in two spellings."""
+    tidied: dict[str, Any] = {}
+    for key, value in record.items():
+        if value is None:
+            continue
+        if key not in known and key.lower() in known:
+            key = key.lower()
+        if key in tidied:
+            raise Rejected("unknown_shape", f"{where} has {key} twice, in different spellings")
+        tidied[key] = value
+    return tidied
 
 
 def read_message(turn: Any, index: int) -> dict[str, Any]:
@@ -39,20 +60,22 @@ def read_message(turn: Any, index: int) -> dict[str, Any]:
     where = f"turn {index}"
     if not isinstance(turn, dict):
         raise Rejected("unknown_shape", f"{where} is not an object")
+    turn = tidy(turn, TURN_KEYS, where)
     role_key, content_key = ("role", "content") if "role" in turn else ("from", "value")
     name = turn.get(role_key)
     if name is None:
-        keys = ", ".join(map(str, turn))[:100]
+        keys = ", ".join(turn)[:100]
         raise Rejected("unknown_shape", f"{where} has neither role nor from; its keys: {keys}")
-    role = ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+    spelled = name.strip().lower().replace("-", "_").replace(" ", "_") if isinstance(name, str) else None
+    role = ROLES.get(spelled)
     if role is None:
         raise Rejected("unknown_shape", f"{where}: {role_key} is {str(name)[:60]!r}, an unknown role")
     content = _text(turn.get(content_key), f"{where}: {content_key}")
     message: dict[str, Any] = {"role": role, "content": content}
-    if role_key == "from" and name.strip().lower() in CALL_ROLES:
+    if role_key == "from" and spelled in CALL_ROLES:
         message |= {"content": None, "tool_calls": _calls(_parse(content, where), where)}
-    elif role == "assistant" and turn.get("tool_calls"):
-        message["tool_calls"] = _calls(turn["tool_calls"], where)
+    elif role == "assistant" and (calls := turn.get("tool_calls") or turn.get("function_call")):
+        message["tool_calls"] = _calls(calls, where)
     for key in KEPT_KEYS:
         if isinstance(turn.get(key), str):
             message[key] = turn[key]
@@ -93,16 +116,19 @@ def _refuse_silence(message: dict[str, Any], where: str) -> None:
 
 
 def _text(content: Any, where: str) -> str | None:
-    """A text, or the texts of a list of parts joined as they are. Raises Rejected for anything else."""
+    """A text, a whole number as its digits, or the texts of a list of parts joined as they are. Raises Rejected for
+    anything else: how a fraction, a truth value or an object was written cannot be told any more."""
     if content is None or isinstance(content, str):
         return content
+    if type(content) is int:
+        return str(content)
     if not isinstance(content, list):
         raise Rejected("unknown_shape", f"{where} is {str(content)[:60]!r}, not a text")
     parts = []
     for part in content:
         if isinstance(part, str):
             parts.append(part)
-        elif isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type", "text") == "text":
+        elif isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type") in (None, "text"):
             parts.append(part["text"])
         elif isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
             raise Rejected("multimodal", f"{where} has a part of type {part['type'][:60]!r}")

@@ -2,6 +2,7 @@
 
 import pytest
 from helpers.tiny_tokenizer import APPENDING
+from hidden_states.conversations.messages import ROLES
 from hidden_states.conversations.reasons import REASONS, Rejected
 from hidden_states.conversations.shapes import Conversation, TokenIds, read_shape
 from hidden_states.errors import UserError
@@ -36,10 +37,58 @@ def roles_and_contents(row: dict) -> list[tuple[str, str | None]]:
                 ANSWER,
             ]
         },
+        {"instruction": "a", "input": " ", "output": "b", "text": "### Instruction: a"},
+        {"instruction": "", "input": "a", "output": "b", "history": []},
+        {"prompt": "a", "completion": "b"},
+        {"prompt": [USER], "completion": [ANSWER]},
+        {"prompt": [USER], "completion": "b"},
+        {"messages": [USER, ANSWER], "prompt": "a", "completion": "c", "instruction": "d", "output": "e"},
+        {"Messages": [{"Role": "user", "Content": "a"}, ANSWER]},
+        {"CONVERSATIONS": [{"From": "human", "Value": "a"}, {"from": "gpt", "value": "b"}]},
+        {"Instruction": "a", "Output": "b"},
+        {"messages": [USER, ANSWER], "conversations": None, "input_ids": None, "images": None, "tools": None},
+        {"conversations": [USER | {"from": None, "value": None}, ANSWER | {"tool_calls": None, "from": None}]},
     ],
 )
 def test_every_shape_becomes_the_same_conversation(row: dict) -> None:
     assert roles_and_contents(row) == [("user", "a"), ("assistant", "b")]
+
+
+@pytest.mark.parametrize("name", [*ROLES, "Function-Call", " GPT ", "tool response"])
+def test_every_role_name_is_read_in_both_spellings_of_turns(name: str) -> None:
+    call = '{"name": "f", "arguments": {}}'
+    turns = [USER, {"from": name, "value": call}, ANSWER]
+    role = ROLES[name.strip().lower().replace("-", "_").replace(" ", "_")]
+    assert roles_and_contents({"conversations": turns})[1][0] == role
+    if "call" not in name.lower():
+        assert roles_and_contents({"messages": [USER, {"role": name, "content": call}, ANSWER]})[1] == (role, call)
+
+
+def test_instruction_and_input_are_one_question_after_the_system_prompt_and_the_history() -> None:
+    row = {"system": "s", "history": [["q", "r"]], "instruction": "a", "input": "i", "output": "b"}
+    assert roles_and_contents(row) == [
+        ("system", "s"),
+        ("user", "q"),
+        ("assistant", "r"),
+        ("user", "a\ni"),
+        ("assistant", "b"),
+    ]
+
+
+def test_a_whole_number_is_the_text_of_its_digits() -> None:
+    wanted = [("user", "42"), ("assistant", "7")]
+    assert (
+        roles_and_contents({"conversations": [{"from": "human", "value": 42}, {"from": "gpt", "value": 7}]}) == wanted
+    )
+    assert roles_and_contents({"instruction": 42, "output": 7}) == wanted
+    assert roles_and_contents({"prompt": 42, "completion": 7}) == wanted
+
+
+def test_the_older_function_call_of_openai_becomes_a_tool_call() -> None:
+    answer = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}}
+    shape = read_shape({"messages": [USER, answer, {"role": "function", "name": "f", "content": "2"}, ANSWER]})
+    assert shape.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert shape.messages[2] == {"role": "tool", "content": "2", "name": "f"}
 
 
 def test_a_sharegpt_call_and_its_result_become_tool_calls_and_a_tool_turn() -> None:
@@ -71,15 +120,30 @@ def test_reasoning_beside_the_content_is_kept_under_one_name() -> None:
     ("row", "reason"),
     [
         (7, "unknown_shape"),
-        ({"Conversations": []}, "unknown_shape"),
-        ({"instruction": "a"}, "unknown_shape"),
+        ({"instruction": "a", "response": "b"}, "unknown_shape"),
+        ({"instruction": "a", "output": "b", "prompt": "a", "completion": "b"}, "unknown_shape"),
+        ({"instruction": "a", "output": ["b"]}, "unknown_shape"),
+        ({"instruction": "a", "output": "b", "history": [["q"]]}, "unknown_shape"),
+        ({"instruction": "a", "output": "b", "history": "q"}, "unknown_shape"),
+        ({"prompt": {"role": "user"}, "completion": "b"}, "unknown_shape"),
+        ({"prompt": "a", "completion": 0.1}, "unknown_shape"),
         ({"messages": "a"}, "unknown_shape"),
         ({"messages": ["a"]}, "unknown_shape"),
-        ({"messages": [{"From": "human"}]}, "unknown_shape"),
+        ({"messages": [{"to": "human"}]}, "unknown_shape"),
         ({"messages": [{"role": "narrator", "content": "a"}]}, "unknown_shape"),
-        ({"messages": [{"role": "user", "content": 42}]}, "unknown_shape"),
+        ({"messages": [{"role": "user", "content": 4.2}]}, "unknown_shape"),
+        ({"messages": [{"role": "user", "content": True}]}, "unknown_shape"),
+        ({"messages": [{"role": "user", "content": {"a": 1}}]}, "unknown_shape"),
         ({"messages": [USER, ANSWER], "conversations": [USER]}, "unknown_shape"),
+        ({"Messages": [USER, ANSWER], "MESSAGES": [USER]}, "unknown_shape"),
+        ({"messages": [USER | {"Content": "b"}, ANSWER]}, "unknown_shape"),
         ({"messages": []}, "empty"),
+        ({"instruction": "", "input": " ", "output": "b"}, "empty"),
+        ({"instruction": "a", "output": ""}, "empty"),
+        ({"prompt": "", "completion": "b"}, "empty"),
+        ({"prompt": "a", "completion": []}, "empty"),
+        ({"prompt": [USER], "completion": [USER]}, "no_assistant_turn"),
+        ({"instruction": "a", "output": "b", "Image": "x.png"}, "multimodal"),
         ({"messages": [USER, {"role": "assistant", "content": " \n"}]}, "empty"),
         ({"messages": [{"role": "user", "content": None}, ANSWER]}, "empty"),
         ({"messages": [USER]}, "no_assistant_turn"),
@@ -101,9 +165,9 @@ def test_a_row_of_no_known_shape_says_what_is_wrong_with_it(row: object, reason:
     assert reason_of(row) == reason
 
 
-def test_the_right_spelling_is_in_the_detail_for_keys_in_the_wrong_case() -> None:
-    with pytest.raises(Rejected, match="must be conversations"):
-        read_shape({"Conversations": []})
+def test_the_detail_names_the_key_that_is_missing() -> None:
+    with pytest.raises(Rejected, match="has instruction, but no output; its keys: instruction, response"):
+        read_shape({"instruction": "a", "response": "b"})
 
 
 def test_ids_without_a_mask_have_loss_everywhere_and_say_so() -> None:
