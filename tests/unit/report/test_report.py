@@ -156,6 +156,23 @@ def test_vocabularies_are_on_the_page(run):
     assert f"The 7 chosen ids cover {share:.2%}" in text
 
 
+def test_sizes_of_a_draft_vocabulary_are_in_order(run):
+    shares = {"1000": 0.99, "20000": 1.0, "200": 0.5, "5000": 0.999}
+    found = {
+        "size": 5000,
+        "model_ids": 30000,
+        "ids_used": 9,
+        "loss_tokens": 10,
+        "share": 0.999,
+        "share_by_size": shares,
+    }
+    figures = gather(run.results, 2)
+    figures.provenance["draft_vocabulary"] = found
+    text = page(figures, "results")
+    places = [text.index(words) for words in (">200<", ">1,000<", "<b>5,000</b>", ">20,000<")]
+    assert places == sorted(places)
+
+
 def test_names_from_data_cannot_become_markup(run):
     summary = json.loads(run.results.summary.read_text())
     write_json(run.results.summary, {**summary, "reasons": {"<script>alert(1)</script>": 1}})
