@@ -118,7 +118,11 @@ class Run:
         row = {"sample_id": sample_id, "key": key, "fingerprint": self.fingerprint, "n_tokens": len(sample.ids)}
         row |= {"slots": len(self.layers) + 1, "hidden_size": 4, "dtype": "BF16", "seconds": 0.1, "bytes": 0}
         if sample.states is None:
-            return row | dict.fromkeys(("file", "checksum", "published")) | {"status": "failed", "reason": "timeout"}
+            return (
+                row
+                | dict.fromkeys(("file", "checksum", "published"))
+                | {"status": "failed", "reason": "timeout: nothing came"}
+            )
         path = self.state_path(key)
         header, data = self.state_bytes(key, sample)
         if not path.exists():

@@ -24,7 +24,7 @@ from hidden_states.progress import Progress
 from hidden_states.run_lock import RUN_ID
 from hidden_states.store.checksums import CheckedFile
 from hidden_states.store.disk_plan import DUMPED_PER_REQUEST, free_words
-from hidden_states.store.manifest import write_manifest
+from hidden_states.store.manifest import reason_code, write_manifest
 from hidden_states.store.state_file import StateHeader
 from hidden_states.store.store import Store
 
@@ -205,7 +205,7 @@ def _refuse_too_many_failures(settings: dict[str, Any], chunk: str, plan: ChunkP
 def _describe(plan: ChunkPlan, failures: dict[str, str]) -> str:
     """For example ``3 samples failed: 2 refused, 1 not_finite; sample 17: refused: HTTP 400: …``."""
     failed = [(sample_id, failures[key]) for sample_id, key in plan.rows if key in failures]
-    counts = Counter(reason.split(":")[0] for _, reason in failed)
+    counts = Counter(reason_code(reason) for _, reason in failed)
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     return f"{len(failed)} samples failed: {kinds}; " + _some([f"sample {number}: {why}" for number, why in failed])
 

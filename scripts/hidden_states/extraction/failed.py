@@ -6,7 +6,7 @@ from collections import Counter
 from hidden_states.errors import UserError
 from hidden_states.extraction.journal import read_journal
 from hidden_states.layout import Results
-from hidden_states.store.manifest import read_manifest
+from hidden_states.store.manifest import read_manifest, reason_code
 
 
 def failed_lines(results: Results, chunks: list[str], run_id: str, repeat: str = "") -> list[str]:
@@ -19,7 +19,7 @@ def failed_lines(results: Results, chunks: list[str], run_id: str, repeat: str =
     again = []
     for chunk in chunks:
         failed = _failed(results, chunk, run_id)
-        reasons.update(reason.split(":")[0] for reason in failed)
+        reasons.update(reason_code(reason) for reason in failed)
         if failed and results.manifest(chunk).exists():
             again.append(str(results.manifest(chunk)))
     if not reasons:
@@ -29,15 +29,11 @@ def failed_lines(results: Results, chunks: list[str], run_id: str, repeat: str =
     return [f"Samples that failed: {reasons.total():,} ({kinds}); to try them again:", f"  {' '.join(command)}"]
 
 
-def _failed(results: Results, chunk: str, run_id: str) -> list[str]:
+def _failed(results: Results, chunk: str, run_id: str) -> list[str | None]:
     if not results.manifest(chunk).exists():
         lines, _ = read_journal(results.journal(chunk))
         return [line["reason"] for line in lines.values() if line.get("reason") and line.get("run_id") == run_id]
     with contextlib.suppress(UserError):  # a damaged manifest is for `verify` to tell
         table = read_manifest(results.manifest(chunk), ["status", "reason"]).to_pydict()
-        return [
-            reason or "unknown"
-            for status, reason in zip(table["status"], table["reason"], strict=True)
-            if status == "failed"
-        ]
+        return [reason for status, reason in zip(table["status"], table["reason"], strict=True) if status == "failed"]
     return []

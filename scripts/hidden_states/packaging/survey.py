@@ -12,7 +12,7 @@ from typing import Any
 
 from hidden_states.errors import UserError
 from hidden_states.layout import Results, chunk_name
-from hidden_states.store.manifest import read_manifest
+from hidden_states.store.manifest import read_manifest, reason_code
 from hidden_states.store.tokens import read_tokens
 
 BATCH_ROWS = 8192
@@ -118,7 +118,7 @@ def survey_rows(results: Results, num_chunks: int) -> Survey:
                     )
                 if status != "ok":
                     chunk.failed += 1
-                    survey.reasons[batch["reason"][position] or "unknown"] += 1
+                    survey.reasons[reason_code(batch["reason"][position])] += 1
                     continue
                 shape = tuple(batch[name][position] for name in ("fingerprint", "slots", "hidden_size", "dtype"))
                 shapes.setdefault(shape, chunk.chunk)

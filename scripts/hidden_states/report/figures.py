@@ -16,7 +16,7 @@ from hidden_states.layout import Results, chunk_name
 from hidden_states.report.conversations import ShownSample
 from hidden_states.report.norms import StateNorms, chosen_rows
 from hidden_states.report.rejects import rejected_examples
-from hidden_states.store.manifest import read_manifest
+from hidden_states.store.manifest import read_manifest, reason_code
 from hidden_states.store.tokens import read_tokens
 
 SHARE_BARS = 20
@@ -92,7 +92,7 @@ def _chunk(results: Results, index: int, num_chunks: int, run: RunFigures) -> Ch
     if len(loss_tokens) != len(good):
         raise UserError(f"{results.manifest(chunk)} does not belong to its tokens; run: snakemake --cores 8 all")
     reasons = np.array(manifest["reason"].to_pylist(), object)[~good]
-    run.failed_reasons.update(reason or "unknown" for reason in reasons)
+    run.failed_reasons.update(reason_code(reason) for reason in reasons)
     before = int(run.length_counts.sum())
     run.length_counts = _add(run.length_counts, np.bincount(lengths))
     run.share_counts += np.histogram(loss_tokens[good] / np.maximum(lengths, 1), SHARE_BARS, (0, 1))[0]

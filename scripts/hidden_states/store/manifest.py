@@ -6,7 +6,7 @@
 | key | str | hash of the token ids; names the state file |
 | fingerprint | str | what made the state; names the folder of the store |
 | status | str | ``ok`` or ``failed`` |
-| reason | str, null | why it failed |
+| reason | str, null | why it failed: a code, and where there is more to say a colon and the words |
 | file | str, null | state file, relative to the results folder |
 | n_tokens, slots, hidden_size | int32 | shape of the state |
 | dtype | str | ``BF16`` |
@@ -45,6 +45,11 @@ SCHEMA = pyarrow.schema(
         pyarrow.field("published", pyarrow.string()),
     ]
 )
+
+
+def reason_code(reason: str | None) -> str:
+    """The code that a reason begins with; what follows it is of one sample, and not for counting by."""
+    return reason.split(":")[0] if reason else "unknown"
 
 
 def write_manifest(path: Path, rows: list[dict[str, Any]]) -> None:

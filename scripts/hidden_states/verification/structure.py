@@ -12,6 +12,7 @@ from hidden_states.errors import UserError
 from hidden_states.files import write_json
 from hidden_states.layout import Results
 from hidden_states.store.checksums import StateFileError, file_checksum, read_header
+from hidden_states.store.manifest import reason_code
 from hidden_states.store.tokens import check_token_file
 from hidden_states.verification.rows import (
     Kind,
@@ -47,7 +48,7 @@ class ChunkRecord:
         if row.ok:
             self.ok, self.tokens, self.bytes = self.ok + 1, self.tokens + row.n_tokens, self.bytes + row.bytes
         else:
-            self.failed[str(row.reason).split(":")[0]] += 1
+            self.failed[reason_code(row.reason)] += 1
 
     def content(self) -> dict[str, Any]:
         """``failed`` maps the reason's code to the number of samples; tokens and bytes are of the good samples."""
