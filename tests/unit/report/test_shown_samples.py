@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from helpers.byte_tokenizer import BYTES, save_byte_model
 from helpers.finished_run import Run, Sample
 from helpers.tiny_tokenizer import APPENDING, load, save_model, save_tokenizer
 from hidden_states.errors import UserError
@@ -98,6 +99,15 @@ def test_only_what_counts_is_marked_and_no_text_becomes_markup(tmp_path):
     page = conversations_html([sample])
     assert "<mark>&lt;/mark&gt;Hello<i>↵</i>\nyou&lt;|end|&gt;</mark>" in page
     assert page.count("<mark>") == 2 and "&lt;b&gt;Hi&lt;/b&gt; &amp; ␀bye" in page and "\x00" not in page
+
+
+def test_a_tokenizer_in_code_of_the_model_decodes_too(tmp_path):
+    folder = save_byte_model(tmp_path)
+    with pytest.raises(UserError, match="trust_remote_code"):
+        model_decoder(folder, False)
+    ids = [BYTES + 2, *"鱼 ".encode(), BYTES + 3, *b"yes  no", BYTES + 5]
+    runs = segments(ids, [0] * 6 + [1] * 8, model_decoder(folder, True))
+    assert runs == [Segment("<|user|>鱼 <|assistant|>", False), Segment("yes  no<|end|>", True)]
 
 
 def test_no_tokenizer_is_said_and_is_no_failure(tmp_path):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.byte_tokenizer import BYTES, save_byte_model
 from helpers.tiny_tokenizer import load, save_model
 from hidden_states import settings as settings_module
 from hidden_states.checkpoint import Checkpoint
@@ -14,6 +15,7 @@ from hidden_states.conversations.corpus import tokenize_corpus
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
 from hidden_states.vocabulary.fit import check_vocabulary
+from hidden_states.vocabulary.tokenizer import load_tokenizer
 
 SCHEMA = Path(__file__).parents[3] / "config" / "schema.yaml"
 IDS = 382
@@ -160,3 +162,23 @@ def test_nothing_is_tokenized_with_another_models_tokenizer(model: Path, tokeniz
 def test_the_demo_model_fits(demo_model: Path) -> None:
     found = check_vocabulary(Checkpoint(demo_model), load(demo_model))
     assert (found["warnings"], found["rows_without_id"], found["lm_head_rows"]) == ([], 16, 1024)
+
+
+def test_a_slow_tokenizer_in_code_of_the_model_is_compared_as_well(tmp_path: Path) -> None:
+    """Such code may raise for an id that it does not have."""
+    folder = save_byte_model(tmp_path)
+    tokenizer = load_tokenizer(folder, trust_remote_code=True)
+    eos = BYTES + 5
+    for config, words in (
+        ({"eos_token_id": eos}, None),
+        ({"eos_token_id": 270}, "no token"),
+        ({"eos_token_id": 65}, "0x41"),
+    ):
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(content | config))
+        if words is None:
+            found = check_vocabulary(Checkpoint(folder), tokenizer)
+            assert (found["tokenizer_ids"], found["added_tokens"], found["warnings"]) == (BYTES + 6, 6, [])
+        else:
+            with pytest.raises(UserError, match=rf"eos_token_id is .*{words}.* own eos token is 261"):
+                check_vocabulary(Checkpoint(folder), tokenizer)
