@@ -13,6 +13,7 @@ from hidden_states.checkpoint import Checkpoint
 from hidden_states.errors import UserError
 from hidden_states.vocabulary.embedding import embedding_rows
 from hidden_states.vocabulary.json_file import read_json
+from hidden_states.vocabulary.template_tokens import unknown_template_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,6 +69,11 @@ def check_vocabulary(checkpoint: Checkpoint, tokenizer: "PreTrainedTokenizerBase
     _refuse_other_special_tokens(checkpoint, tokenizer, ids, named)
     notes, warnings = _size_words(tokenizer, found, without_row)
     warnings += _special_words(tokenizer, ids, named, rows)
+    if unknown := unknown_template_tokens(tokenizer):
+        warnings.append(
+            f"the chat template writes {', '.join(unknown)}, which the tokenizer would split into ordinary tokens; "
+            "check that the template is the model's own"
+        )
     for line in notes:
         log.info("vocabulary: %s", line)
     for line in warnings:

@@ -164,6 +164,17 @@ def test_the_demo_model_fits(demo_model: Path) -> None:
     assert (found["warnings"], found["rows_without_id"], found["lm_head_rows"]) == ([], 16, 1024)
 
 
+def test_a_template_of_another_model_is_a_warning(model: Path) -> None:
+    tokenizer = load(model)
+    for template in ("{#<|x|>#}{{ '<|end|>' }}<think>", {"default": "<|user|>", "tool_use": "{{ a < b | c }}"}, None):
+        tokenizer.chat_template = template
+        assert check_vocabulary(Checkpoint(model), tokenizer)["warnings"] == []
+    for template in ("{{ '<|im_end|>' }}<｜User｜><|end|>", {"default": "<|im_end|>", "tool_use": "<｜User｜>"}):
+        tokenizer.chat_template = template
+        (warning,) = check_vocabulary(Checkpoint(model), tokenizer)["warnings"]
+        assert warning.startswith("the chat template writes <|im_end|>, <｜User｜>, which")
+
+
 def test_a_slow_tokenizer_in_code_of_the_model_is_compared_as_well(tmp_path: Path) -> None:
     """Such code may raise for an id that it does not have."""
     folder = save_byte_model(tmp_path)
