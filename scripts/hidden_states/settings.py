@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import yaml
 
+from hidden_states.conversations.sources import absolute_entry
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
 
@@ -165,9 +166,7 @@ def _absolute_paths(config: dict[str, Any], folder: Path) -> None:
         if isinstance(conversations.get("files"), str):
             conversations["files"] = [conversations["files"]]
         if isinstance(files := conversations.get("files"), list):
-            conversations["files"] = [
-                os.path.normpath(folder / Path(file).expanduser()) if isinstance(file, str) else file for file in files
-            ]
+            conversations["files"] = [absolute_entry(file, folder) if isinstance(file, str) else file for file in files]
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What the Snakefile needs besides rules: settings, triggers, the run's lock and its end. No heavy imports."""
 
-import glob
 import hashlib
 import logging
 import os
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from hidden_states import settings as configuration
+from hidden_states.conversations.sources import watched_files
 from hidden_states.files import canonical_json, let_no_stranger_write, write_json
 from hidden_states.layout import Results, chunk_name
 from hidden_states.packaging.closing import closing_lines
@@ -37,9 +37,8 @@ def load_settings(
 
 
 def conversation_files(settings: dict[str, Any]) -> list[str]:
-    """The conversation files there are, for Snakemake to watch; tokenize says which ones are missing."""
-    found = [path for pattern in settings["conversations"]["files"] for path in sorted(glob.glob(pattern))]
-    return list(dict.fromkeys(found))
+    """The files of the conversations there are, for Snakemake to watch; tokenize says which ones are missing."""
+    return watched_files(settings["conversations"]["files"])
 
 
 def chunk_names(settings: dict[str, Any]) -> list[str]:

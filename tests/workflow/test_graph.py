@@ -129,6 +129,20 @@ def test_changed_conversations_run_everything_again(workflow):
     assert extracted(workflow.calls()) == ["0000", "0001", "0002", "0003"]
 
 
+def test_a_file_more_in_a_folder_of_conversations_runs_everything_again(workflow):
+    folder = workflow.folder / "corpus"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("{}")
+    workflow.config["conversations"] = {"files": [str(folder), "hf:owner/name:subset:train"]}
+    assert workflow.run("all")[0] == 0
+    workflow.calls()
+    (folder / "notes.txt").write_text("{}")
+    assert "Nothing to be done" in workflow.run("all")[1]
+    (folder / "b.jsonl").write_text("{}")
+    assert workflow.run("all")[0] == 0
+    assert extracted(workflow.calls()) == ["0000", "0001", "0002", "0003"]
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value", "runs"),
     [

@@ -4,6 +4,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from hidden_states.checkpoint import Checkpoint
 from hidden_states.conversations.batches import BatchTokenizer, Sample, batches
 from hidden_states.conversations.reasons import REASONS, Rejected
 from hidden_states.conversations.rendering import TEMPLATE_DATE
-from hidden_states.conversations.rows import Row, read_rows
+from hidden_states.conversations.rows import Input, Row
 from hidden_states.conversations.shapes import has_ids
-from hidden_states.conversations.sources import expand_files
+from hidden_states.conversations.sources import find_sources
 from hidden_states.conversations.token_files import (
     REJECTED_SCHEMA,
     Spool,
@@ -54,7 +55,7 @@ def tokenize_corpus(
     written, and no token file.
     """
     options = settings["conversations"]
-    files = expand_files(options["files"])
+    inputs = [Input(source) for source in find_sources(options["files"])]
     tokenizer = load_tokenizer(model_folder, settings["model"]["trust_remote_code"])
     vocabulary = check_vocabulary(Checkpoint(model_folder), tokenizer)
     num_ids = vocabulary["config_ids"]
@@ -66,7 +67,7 @@ def tokenize_corpus(
     results.summary.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".spool.", dir=results.summary.parent) as folder:
         spool = Spool(Path(folder) / "accepted.arrow")
-        counts = _read_all(files, tokenize, spool, results)
+        counts = _read_all(inputs, tokenize, spool, results)
         spool.close()
         _refuse_bad_corpus(counts, options["max_rejected"], results)
         results.summary.unlink(missing_ok=True)
@@ -124,10 +125,13 @@ class _Counts:
             self.conversations += not has_ids(row.value)
 
 
-def _read_all(files: list[Path], tokenize: BatchTokenizer, spool: Spool, results: Results) -> _Counts:
+def _read_all(inputs: list[Input], tokenize: BatchTokenizer, spool: Spool, results: Results) -> _Counts:
     counts = _Counts()
-    progress = Progress("tokenize", sum(file.stat().st_size for file in files), unit="bytes")
-    rows = (row for file in files for row in read_rows(file))
+    progress = Progress("tokenize", sum(one.num_bytes for one in inputs), unit="bytes")
+    begins = dict(
+        zip((one.name for one in inputs), accumulate((one.num_bytes for one in inputs), initial=0), strict=False)
+    )
+    rows = (row for one in inputs for row in one.rows())
     with (
         atomic_path(results.rejected) as temporary,
         pyarrow.parquet.ParquetWriter(temporary, REJECTED_SCHEMA, compression="zstd") as rejected,
@@ -141,8 +145,9 @@ def _read_all(files: list[Path], tokenize: BatchTokenizer, spool: Spool, results
             spool.add(accepted)
             _write_rejected(rejected, [(row, result) for row, result in outcome if isinstance(result, Rejected)])
             tokens = sum(sample.input_ids.size for _, sample in accepted)
-            progress.add(sum(row.num_bytes for row, _ in outcome), tokens=tokens)
-    progress.add(max(0, progress.total - progress.done))  # white space and commas between rows
+            last, _ = outcome[-1]
+            progress.add(begins[last.source_file] + last.position - progress.done, tokens=tokens)
+    progress.add(max(0, progress.total - progress.done))  # what is read of a file after its last row
     progress.finish()
     return counts
 

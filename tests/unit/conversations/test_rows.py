@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hidden_states.conversations import json_array, rows
 from hidden_states.conversations.reasons import Rejected
-from hidden_states.conversations.sources import expand_files
+from hidden_states.conversations.sources import find_sources
 from hidden_states.errors import UserError
 
 
@@ -99,12 +99,13 @@ def test_files_come_in_the_order_of_the_setting_and_each_once(tmp_path: Path) ->
     for name in ("b.jsonl", "a.jsonl", "c.json", "[x].json"):
         (tmp_path / name).touch()
     patterns = [str(tmp_path / name) for name in ("c.json", "*.jsonl", "a.jsonl", "[x].json")]
-    assert [path.name for path in expand_files(patterns)] == ["c.json", "a.jsonl", "b.jsonl", "[x].json"]
+    assert [Path(source.name).name for source in find_sources(patterns)] == ["c.json", "a.jsonl", "b.jsonl", "[x].json"]
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("no.json", "there is no file"), ("no*", "no file matches"), ("", "folder")]
+    ("name", "message"),
+    [("no.json", "there is no file"), ("no*", "no file matches"), ("", "holds no file of a known kind")],
 )
 def test_a_setting_without_files_is_refused_by_name(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(UserError, match=f"conversations.files.*{message}"):
-        expand_files([str(tmp_path / name)])
+        find_sources([str(tmp_path / name)])
