@@ -40,6 +40,7 @@ EXPECTED = {
     "empty_assistant_content": "empty",
     "null_assistant_content_no_tool_calls": "empty",
     "lone_surrogate_escapes": "invalid_text",
+    "reasoning_content_field": "template_error",
     "very_long_single_user_message": "too_long",
     "conversations_and_messages_both_present": "unknown_shape",
 }
@@ -102,9 +103,11 @@ def test_strict_templates_name_the_turn_order(run: Run) -> None:
     assert "roles must alternate" in details
 
 
-def test_a_template_that_forgets_reasoning_rejects_just_those_rows(run: Run) -> None:
-    _, rejected = run(["nasty.jsonl"], "forgetting")
-    assert [row["source_row"] for row in rejected if row["reason"] == "mask_ambiguous"] == [12]
+def test_a_template_that_forgets_reasoning_gives_such_a_row_a_sample_for_each_answer(run: Run) -> None:
+    summary, rejected = run(["nasty.jsonl"], "forgetting")
+    assert not [row for row in rejected if row["reason"] == "mask_ambiguous"]
+    assert summary["samples"] == summary["accepted"] + 1  # think_tags_inline
+
 
 
 def test_malformed_files_lose_only_the_row_that_is_cut(run: Run) -> None:

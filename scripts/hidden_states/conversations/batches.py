@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from hidden_states.conversations.answers import Rendering
 from hidden_states.conversations.reasons import Rejected
 from hidden_states.conversations.rendering import Renderer
 from hidden_states.conversations.rows import Row
 from hidden_states.conversations.shapes import Conversation, TokenIds, read_shape
-from hidden_states.conversations.spans import Rendering, SpanFinder
+from hidden_states.conversations.spans import SpanFinder
 from hidden_states.conversations.token_mask import TokenMasker
 
 if TYPE_CHECKING:
@@ -162,8 +163,8 @@ class BatchTokenizer:
             if isinstance(tokens, Rejected):
                 raise tokens
             ids = self._checked_ids(tokens)
-            mask, _ = self._masker.mask(rendering.text, ids, rendering.spans)
-            turn = rendering.turns[-1] if len(rendered.renderings) > 1 else -1
+            mask, _ = self._masker.mask(rendering.text, ids, rendering.answers)
+            turn = rendering.answers[-1].turn if len(rendered.renderings) > 1 else -1
             samples.append(self._checked_loss(Sample(ids, mask, turn=turn)))
         return samples
 

@@ -50,7 +50,8 @@ class Renderer:
             for token in tokenizer.added_tokens_decoder.values()
             if token.special and token.content not in THINK_TAGS
         ]
-        self._control = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or r"(?!)")
+        names = "|".join(map(re.escape, sorted(control, key=len, reverse=True))) or r"(?!)"
+        self._control, self._ends_with_control = re.compile(names), re.compile(rf"(?:{names})\Z")
 
     @property
     def uses_date(self) -> bool:
@@ -60,6 +61,26 @@ class Renderer:
     def mentions(self, *names: str) -> bool:
         """Whether one of these names is a word of the template's source."""
         return any(re.search(rf"\b{name}\b", self._source) for name in names)
+
+    def ends_with_control_token(self, text: str) -> bool:
+        return self._ends_with_control.search(text[-100:]) is not None
+
+    def first_control_token(self, text: str, begin: int) -> str:
+        """The one that stands at ``begin``; empty where none does."""
+        found = self._control.match(text, begin)
+        return found.group() if found else ""
+
+    def last_control_token(self, text: str) -> int:
+        """Where it begins; 0 without one."""
+        begin = 0
+        for match in self._control.finditer(text):
+            begin = match.start()
+        return begin
+
+    def start_of_control_token(self, text: str, position: int) -> int:
+        """Where the control token begins that ``position`` is inside of; ``position`` outside of any."""
+        inside = (match.start() for match in self._control.finditer(text) if match.start() < position < match.end())
+        return next(inside, position)
 
     def _reads(self, key: str) -> bool:
         """Whether the template may take this key out of a message."""
@@ -186,7 +207,8 @@ def _variants(messages: Messages) -> list[Messages]:
     if not any(message.get("tool_calls") for message in messages):
         return [messages]
     as_text = [_arguments_as_text(message) for message in messages]
-    return [messages, as_text, [_never_null(message) for message in messages], [_never_null(m) for m in as_text]]
+    forms = [messages, as_text, [_never_null(message) for message in messages], [_never_null(m) for m in as_text]]
+    return [*forms, _with_short_ids(messages)]
 
 
 def _arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
@@ -197,6 +219,24 @@ def _arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
         arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": arguments}})
     return {**message, "tool_calls": calls}
+
+
+def _with_short_ids(messages: Messages) -> Messages:
+    """Calls and their results numbered in the one form that Mistral's templates take: nine letters and digits."""
+    renamed: Messages = []
+    calls: list[str] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            waiting = [f"call{len(calls) + number:05}" for number in range(len(message["tool_calls"]))]
+            calls += waiting
+            pairs = zip(message["tool_calls"], waiting, strict=True)
+            message = {**message, "tool_calls": [{**call, "id": identity} for call, identity in pairs]}
+        elif message["role"] == "tool" and waiting:
+            message = {**message, "tool_call_id": waiting[0]}
+            waiting = waiting[1:] or waiting
+        renamed.append(message)
+    return renamed
 
 
 def _never_null(message: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,18 @@ What the template puts before an answer is never the assistant's: of the generat
 """
 
 import re
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from hidden_states.conversations.answers import (
+    BEGIN_OF_THINKING,
+    END_OF_THINKING,
+    Answer,
+    Rendering,
+    reasoning,
+    require_words,
+    without_empty_block,
+)
 from hidden_states.conversations.markers import Span, has_markers, marked_spans
 from hidden_states.conversations.reasons import Rejected
 from hidden_states.conversations.rendering import Messages, Renderer
@@ -27,22 +36,9 @@ PROMPT_VARIABLES = ({"enable_thinking": False}, {"thinking": False}, {"enable_th
 """What users set beside the messages, tried in this order for the generation prompts that it gives. Conversations are
 always rendered without: an answer without reasoning has the prompt of the non-thinking mode in its rendering."""
 
-END_OF_THINKING = "</think>"
-EMPTY_BLOCK = re.compile(r"\s*(?:<think>\s*)?</think>\s*")
+OPENING = re.compile(r"<think>\s*\Z")
+THINKING = re.compile(r"\s*</?think>\s*")
 OPENED = re.compile(r"\s*(?:<think>\s*)?(?:</think>\s*)?")
-REASONING = re.compile(r"\A\s*(?:<think>)?(.*?)</think>", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Rendering:
-    """One text to be tokenized and where the assistant speaks in it: ``spans``, characters [begin, end), in order.
-
-    ``turns``: the message of each span; empty where a template's markers do not say whose they are.
-    """
-
-    text: str
-    spans: list[Span]
-    turns: list[int]
 
 
 class SpanFinder:
@@ -50,8 +46,6 @@ class SpanFinder:
 
     def __init__(self, renderer: Renderer) -> None:
         self._render = renderer
-        self._prompts: list[str] | None = None
-        self._prompts_rightly = False
 
     def find(self, conversation: Conversation, messages: Messages, text: str) -> list[Rendering]:
         """The texts that together hold every answer once; ``text`` is the rendering of ``messages``, and the only
@@ -64,10 +58,13 @@ class SpanFinder:
             variables = self._render.variables(messages, conversation.tools, False)
             spans = marked_spans(template, variables, text)
             if spans is not None and len(spans) != len(conversation.assistant_turns):
-                return [Rendering(text, [_after_empty_block(text, span, {}) for span in spans], [])]
+                answers = [Answer(begin, begin, end) for begin, end in spans]
+                return [Rendering(text, [without_empty_block(text, answer, {}) for answer in answers])]
             if spans is not None:
-                return self._split(_MarkedRow(self._render, template, conversation, messages), text)
-        self._learn_prompts()
+                prompts = [""] if isinstance(self._prompts, Rejected) else self._prompts
+                return self._split(_MarkedRow(self._render, template, conversation, messages, prompts), text)
+        if isinstance(self._prompts, Rejected):
+            raise Rejected(self._prompts.reason, self._prompts.detail)
         return self._split(_Row(self._render, conversation, messages, self._prompts), text)
 
     def _split(self, row: "_Row", text: str) -> list[Rendering]:
@@ -76,52 +73,54 @@ class SpanFinder:
         upto = len(row.messages)
         while left:
             row.begin(text, upto)
-            spans: list[Span] = []
+            answers: list[Answer] = []
             for turn in reversed(left):
                 try:
-                    span = row.span(turn)
-                    if spans and span[1] > spans[-1][0]:
+                    answer = row.answer(turn)
+                    if answers and answer.end > answers[-1].prompt_end:
                         raise Rejected("mask_ambiguous", f"turn {turn} reaches into the answer after it")
-                except Rejected:
+                except Rejected as error:
                     if turn == upto - 1:
-                        raise
+                        text, answer = row.put_together(turn, error)
+                        answers.append(answer)
                     break
-                spans.append(span)
-            if spans:
-                count = len(spans)
-                found.append(Rendering(text, spans[::-1], left[-count:]))
-                left = left[:-count]
+                answers.append(answer)
+            if answers:
+                found.append(Rendering(text, answers[::-1]))
+                left = left[: -len(answers)]
             if left:
                 upto = left[-1] + 1
                 text = row.rendered(upto, False, f"up to turn {upto - 1}")
         return found[::-1]
 
-    def _learn_prompts(self) -> None:
-        """Learn the generation prompts, once; a template that ignores ``add_generation_prompt`` although it writes a
-        header before an answer would have that header in every mask."""
-        if self._prompts is None:
-            question = [{"role": "user", "content": PROBE}]
-            try:
-                prompt = self._render(question, None, True)
-                answered = self._render([*question, {"role": "assistant", "content": PROBE * 2}], None, False)
-                self._prompts = [self._prompt(question, {})]
-            except Rejected as error:
-                raise Rejected("mask_ambiguous", f"the template refuses a plain question: {error.detail}") from None
-            between = answered[len(prompt) :].partition(PROBE * 2)[0] if answered.startswith(prompt) else ""
-            self._prompts_rightly = bool(self._prompts[0]) or not between.strip()
-            for variables in PROMPT_VARIABLES if self._prompts[0] else ():
-                if self._render.mentions(*variables):
-                    other = self._prompt(question, variables)
-                    if other and other not in self._prompts:
-                        self._prompts.append(other)
-        if not self._prompts_rightly:
-            raise Rejected("mask_ambiguous", "the template writes a header before answers, but no generation prompt")
+    @cached_property
+    def _prompts(self) -> list[str] | Rejected:
+        """The generation prompts that the template knows, the default one first, or why they cannot be used: a
+        template that ignores ``add_generation_prompt`` although it writes a header before an answer would have that
+        header in every mask."""
+        question = [{"role": "user", "content": PROBE}]
+        try:
+            prompts = [self._prompt(question, {})]
+            prompt = self._render(question, None, True)
+            answered = self._render([*question, {"role": "assistant", "content": PROBE * 2}], None, False)
+        except Rejected as error:
+            return Rejected("mask_ambiguous", f"the template refuses a plain question: {error.detail}")
+        between = answered[len(prompt) :].partition(PROBE * 2)[0] if answered.startswith(prompt) else ""
+        if not prompts[0] and between.strip():
+            return Rejected("mask_ambiguous", "the template writes a header before answers, but no generation prompt")
+        for variables in PROMPT_VARIABLES if prompts[0] else ():
+            if self._render.mentions(*variables):
+                other = self._prompt(question, variables)
+                if other and other not in prompts:
+                    prompts.append(other)
+        return prompts
 
     def _prompt(self, question: Messages, variables: dict[str, Any]) -> str:
         """What the generation prompt adds to a question."""
         without = self._render(question, None, False, variables)
         prompt = self._render(question, None, True, variables)
-        return prompt.removeprefix(without) if prompt.startswith(without) else ""
+        shared = next((i for i, (a, b) in enumerate(zip(without, prompt, strict=False)) if a != b), len(without))
+        return prompt[self._render.start_of_control_token(prompt, shared) :] if shared < len(prompt) else ""
 
 
 class _Row:
@@ -129,28 +128,86 @@ class _Row:
 
     def __init__(self, render: Renderer, conversation: Conversation, messages: Messages, prompts: list[str]) -> None:
         self._render, self.conversation, self.messages = render, conversation, messages
-        self._default, self._longest_first = prompts[0], sorted(prompts, key=len, reverse=True)
+        self._prompts, self._default = prompts, prompts[0]
+        self._longest_first = sorted(prompts, key=len, reverse=True)
         self._text, self._upto = "", 0
 
     def begin(self, text: str, upto: int) -> None:
         """From here on, ``text`` is the rendering of the first ``upto`` messages."""
         self._text, self._upto = text, upto
 
-    def span(self, turn: int) -> Span:
-        """Where the answer is in the text. Raises Rejected."""
-        end = len(self._text)
-        if turn + 1 < self._upto:
-            upto = self.rendered(turn + 1, False, f"up to turn {turn}")
-            if not self._text.startswith(upto):
-                raise Rejected("mask_ambiguous", f"the template changes turn {turn} when later turns follow")
-            end = len(upto)
-        span = self._begin(turn), end
-        if span[0] < end:
-            span = _after_empty_block(self._text, span, self.messages[turn])
-        if span[0] >= end:
-            raise Rejected("mask_ambiguous", f"the template renders nothing for turn {turn}")
-        _require_words(self.messages[turn], turn, self._text[span[0] : end])
-        return span
+    def answer(self, turn: int) -> Answer:
+        """The answer in the text. Raises Rejected."""
+        end = len(self._text) if turn + 1 == self._upto else self._end(turn)
+        begin = self._begin(turn)
+        return self._checked(Answer(begin, begin, end, turn))
+
+    def _checked(self, answer: Answer) -> Answer:
+        if answer.begin < answer.end:
+            answer = without_empty_block(self._text, answer, self.messages[answer.turn])
+        if answer.begin >= answer.end:
+            raise Rejected("mask_ambiguous", f"the template renders nothing for turn {answer.turn}")
+        require_words(self.messages[answer.turn], answer.turn, self._text[answer.begin : answer.end])
+        return answer
+
+    def put_together(self, turn: int, error: Rejected) -> tuple[str, Answer]:
+        """An answer of which the text is no rendering: the prompt as the template renders it for the model, and behind
+        it the answer. For templates whose prompt changes once it is answered (Mistral puts the system prompt into the
+        last question while that is the last turn; gpt-oss drops reasoning between tool calls), or that never render
+        reasoning, not even of the newest turn (DeepSeek-R1, Kimi-K2-Thinking).
+
+        Raises ``error`` where this cannot be done either.
+        """
+        if turn == 0:
+            raise error
+        prompt = self.rendered(turn, True, f"before turn {turn}, with generation prompt")
+        probe = [*self.messages[:turn], {"role": "assistant", "content": PROBE * 2}]
+        before, found, ending = self._render(probe, self.conversation.tools, False).rpartition(PROBE * 2)
+        if not found:
+            raise error
+        try:
+            return self._spliced(prompt, before, turn)
+        except Rejected:
+            return self._as_written(prompt, before, ending, turn, error)
+
+    def _spliced(self, prompt: str, before: str, turn: int) -> tuple[str, Answer]:
+        """The prompt, and the answer as the template renders it. ``before``: what it renders before another answer."""
+        begin = before.rfind(self._default) + len(self._default)
+        has_header = prompt.endswith(self._default) and begin >= len(self._default)
+        if not self._default:
+            has_header = self._header(before) == self._header(prompt)
+        if not has_header or not self._text.startswith(before[:begin]):
+            raise Rejected("mask_ambiguous", f"the answer of turn {turn} cannot be cut out")
+        self._text = prompt + self._text[begin:]
+        return self._text, self._checked(Answer(len(prompt), len(prompt), len(self._text), turn))
+
+    def _as_written(self, prompt: str, before: str, ending: str, turn: int, error: Rejected) -> tuple[str, Answer]:
+        """The prompt, a content that holds the reasoning written out, and what ends a turn: such a content is the
+        model's own output, to the letter."""
+        message = self.messages[turn]
+        if not reasoning(message) or message.get("reasoning_content") or message.get("tool_calls"):
+            raise error
+        if self._header(before) != self._header(prompt):
+            raise error
+        prompt, content = self._after_opening(prompt, message["content"].strip(), error)
+        text = prompt + content + ending
+        return text, Answer(len(prompt), len(prompt), len(text), turn)
+
+    def _after_opening(self, prompt: str, content: str, error: Rejected) -> tuple[str, str]:
+        """Prompt and answer for a content that begins with reasoning: the prompt may open the think block itself."""
+        base = prompt.removesuffix(self._default)
+        prompts = [base + other for other in self._prompts] if base != prompt else [prompt]
+        opening = next((found for found in map(OPENING.search, prompts) if found), None)
+        if opening is not None:
+            content = content.removeprefix(BEGIN_OF_THINKING).removeprefix(opening.group()[len(BEGIN_OF_THINKING) :])
+            return opening.string, content
+        if not content.startswith(BEGIN_OF_THINKING) or prompt.rstrip().endswith(END_OF_THINKING):
+            raise error
+        return prompt, content
+
+    def _header(self, text: str) -> str:
+        """From the last control token on, without tags of reasoning."""
+        return "".join(THINKING.split(text[self._render.last_control_token(text) :]))
 
     def rendered(self, upto: int, generation_prompt: bool, what: str) -> str:
         """The rendering of the first ``upto`` messages."""
@@ -159,16 +216,26 @@ class _Row:
         except Rejected as error:
             raise Rejected("mask_ambiguous", f"the template does not render the turns {what}: {error.detail}") from None
 
+    def _end(self, turn: int) -> int:
+        """Where an answer ends that others follow."""
+        upto = self.rendered(turn + 1, False, f"up to turn {turn}")
+        if self._text.startswith(upto):
+            return len(upto)
+        # Some templates end every rendering without a generation prompt with a token of their own (Phi)
+        end = len(self.rendered(turn + 1, True, f"up to turn {turn}, with generation prompt")) - len(self._default)
+        if upto.startswith(self._text[:end]) and self._render.ends_with_control_token(self._text[:end].rstrip()):
+            return end
+        raise Rejected("mask_ambiguous", f"the template changes turn {turn} when later turns follow")
+
     def _begin(self, turn: int) -> int:
         """Where the generation prompt of this turn ends."""
         if turn == 0:
             return self._begin_of_all()
         prompt = self.rendered(turn, True, f"before turn {turn}, with generation prompt")
         begin = len(prompt) - len(self._default)
-        if self._default and prompt.endswith(self._default) and self._text.startswith(prompt[:begin]):
-            for other in self._longest_first:
-                if self._text.startswith(other, begin):
-                    return begin + len(other)
+        is_default = bool(self._default) and prompt.endswith(self._default)
+        if is_default and self._text.startswith(prompt[:begin]) and (found := self._behind_longest_prompt(begin)):
+            return found
         if self._text.startswith(prompt):
             return len(prompt)
         raise Rejected(
@@ -176,10 +243,14 @@ class _Row:
             f"what comes before turn {turn} is not what the model would be given, which ends in {prompt[-40:]!r}",
         )
 
+    def _behind_longest_prompt(self, begin: int) -> int:
+        """Where the longest prompt ends that stands at ``begin``; 0 when none does."""
+        return next((begin + len(prompt) for prompt in self._longest_first if self._text.startswith(prompt, begin)), 0)
+
     def _begin_of_all(self) -> int:
         """Where the answer begins when no turn comes before it, so that there is no prompt to render: behind the
         generation prompt that comes last before its words."""
-        words = (_reasoning(self.messages[0]) or self.messages[0]["content"] or "").strip()
+        words = (reasoning(self.messages[0]) or self.messages[0]["content"] or "").strip()
         first = self._text.find(words) if words else -1
         for prompt in self._longest_first if first >= 0 else ():
             begin = self._text.rfind(prompt, 0, first) + len(prompt) if prompt else first
@@ -191,8 +262,10 @@ class _Row:
 class _MarkedRow(_Row):
     """… of a template that marks them."""
 
-    def __init__(self, render: Renderer, template: str, conversation: Conversation, messages: Messages) -> None:
-        super().__init__(render, conversation, messages, [""])
+    def __init__(
+        self, render: Renderer, template: str, conversation: Conversation, messages: Messages, prompts: list[str]
+    ) -> None:
+        super().__init__(render, conversation, messages, prompts)
         self._template = template
         self._spans: dict[int, Span] = {}
 
@@ -203,52 +276,23 @@ class _MarkedRow(_Row):
         turns = [turn for turn in self.conversation.assistant_turns if turn < upto]
         self._spans = dict(zip(turns, spans, strict=True)) if len(turns) == len(spans) else {}
 
-    def span(self, turn: int) -> Span:
+    def put_together(self, turn: int, error: Rejected) -> tuple[str, Answer]:
+        raise error
+
+    def answer(self, turn: int) -> Answer:
         if turn not in self._spans:
             raise Rejected("mask_ambiguous", f"the template does not mark turn {turn}")
-        span = _after_empty_block(self._text, self._spans[turn], self.messages[turn])
-        _require_words(self.messages[turn], turn, self._text[span[0] : span[1]])
-        return span
+        begin, end = self._spans[turn]
+        return self._checked(Answer(*[self._behind_prompt(begin, turn)] * 2, end, turn))
 
-
-def _after_empty_block(text: str, span: Span, message: dict[str, Any]) -> Span:
-    """The span without the empty think block at its beginning, or what the prompt has left of one: nobody thought."""
-    block = None if _reasoning(message) else EMPTY_BLOCK.match(text, *span)
-    if block is None:
-        return span
-    content = message.get("content") or ""
-    begin = text.index(END_OF_THINKING, span[0]) + len(END_OF_THINKING)
-    while begin < block.end() and not (content and text.startswith(content, begin)):
-        begin += 1
-    return begin, span[1]
-
-
-def _reasoning(message: dict[str, Any]) -> str:
-    """What the assistant thought, in its own field or written into the content; empty where it did not."""
-    if thought := (message.get("reasoning_content") or "").strip():
-        return thought
-    written = REASONING.match(message.get("content") or "")
-    return written.group(1).strip() if written else ""
-
-
-def _require_words(message: dict[str, Any], turn: int, said: str) -> None:
-    """What the assistant said must be in its span: templates leave out tool calls they do not know, cut reasoning out
-    of a text, or write None for a content that is null."""
-    for call in message.get("tool_calls", ()):
-        if call["function"]["name"] not in said:
-            raise Rejected("template_error", f"the template leaves out the tool call of turn {turn}")
-    content, reasoning = message["content"] or "", _reasoning(message)
-    if not _is_in(reasoning, said):
-        raise Rejected("template_error", f"the template leaves out the reasoning of turn {turn}")
-    words = content if reasoning else EMPTY_BLOCK.sub("", content, count=1) if EMPTY_BLOCK.match(content) else content
-    if not _is_in(words.strip(), said):
-        raise Rejected("mask_ambiguous", f"the template changes the words of turn {turn}")
-
-
-def _is_in(words: str, said: str) -> bool:
-    """Whether the words are there, but for white space, the one thing a template may trim or add."""
-    return words in said or _squeeze(words) in _squeeze(said)
-
-
-def _squeeze(text: str) -> str:
-    return "".join(text.split())
+    def _behind_prompt(self, begin: int, turn: int) -> int:
+        """Some templates mark more than the model says: its header, or an empty think block."""
+        if self._default and self._text.endswith(self._default, 0, begin):
+            return self._behind_longest_prompt(begin - len(self._default)) or begin
+        header = self._render.first_control_token(self._text, begin)
+        if not header:
+            return begin
+        try:
+            return max(begin, self._begin(turn))
+        except Rejected:  # the prompt goes another way than the rendering; its first token it does give
+            return begin + len(header) * self._default.startswith(header)

@@ -1,4 +1,4 @@
-"""From spans of characters to a mask over tokens, without character offsets: slow tokenizers have none.
+"""From answers in a text to a mask over tokens, without character offsets: slow tokenizers have none.
 
 A position b of the text lies between tokens k−1 and k exactly when encoding text[:b] gives ids[:k]: then the model,
 given the text before b as its prompt, sees ids[:k]. Control tokens cut a text into parts that are encoded
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from hidden_states.conversations.markers import Span
+from hidden_states.conversations.answers import Answer
 from hidden_states.conversations.reasons import Rejected
 from hidden_states.conversations.rendering import THINK_TAGS
 
@@ -45,20 +45,22 @@ class TokenMasker:
         self._ends_turns = frozenset(ends) - set(THINK_TAGS)
         self._encode_short = lru_cache(maxsize=1 << 14)(self._encode)
 
-    def mask(self, text: str, ids: numpy.ndarray, spans: list[Span]) -> tuple[numpy.ndarray, list[int]]:
-        """int8 [num_tokens], 1 on the tokens of ``spans``, and behind which token each answer ends; ``ids`` is int64
+    def mask(self, text: str, ids: numpy.ndarray, answers: list[Answer]) -> tuple[numpy.ndarray, list[int]]:
+        """int8 [num_tokens], 1 on the tokens of ``answers``, and behind which token each answer ends; ``ids`` is int64
         [num_tokens], the encoding of ``text``.
 
-        White space at the end of a span, behind a control token, is the template's and gets no loss.
-        Raises Rejected when a span begins or ends inside a token, or goes on behind its end of turn.
+        White space at the end of an answer, behind a control token, is the template's and gets no loss.
+        Raises Rejected when an answer or its prompt ends inside a token, or an answer goes on behind its end of turn.
         """
         boundaries = _Boundaries(self, text, ids)
         is_end = numpy.isin(ids, self._eos_ids)
         mask = numpy.zeros(ids.size, dtype=numpy.int8)
         ends = []
-        for span in spans:
-            begin = boundaries.token_at(span[0])
-            end = boundaries.token_at(boundaries.end_of_turn(*span))
+        for answer in answers:
+            begin = boundaries.token_at(answer.prompt_end)  # the model is given whole tokens
+            if answer.begin > answer.prompt_end:
+                begin = boundaries.token_at(answer.begin)
+            end = boundaries.token_at(boundaries.end_of_turn(answer.begin, answer.end))
             if (stops := numpy.flatnonzero(is_end[begin:end])).size:
                 stop = begin + int(stops[0]) + 1
                 self._require_nothing_said(ids[stop:end])

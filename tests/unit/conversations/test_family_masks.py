@@ -1,0 +1,249 @@
+"""What has loss with templates that behave as those of real families: one case for each thing that they do."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.mask_templates import FAMILIES
+from helpers.second_mask import save_family
+from hidden_states.conversations.batches import BatchTokenizer
+from hidden_states.conversations.reasons import Rejected
+from hidden_states.conversations.rows import Row
+from hidden_states.vocabulary.tokenizer import load_tokenizer
+
+Said = Callable[[str, dict], list[list[str]]]
+
+
+def user(content: str) -> dict:
+    return {"role": "user", "content": content}
+
+
+def answer(content: str | None, reasoning: str | None = None, call: str | None = None) -> dict:
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if call:
+        message["tool_calls"] = [{"function": {"name": call, "arguments": {"at": "Oslo"}}}]
+    return message
+
+
+def result(content: str) -> dict:
+    return {"role": "tool", "content": content}
+
+
+PLAIN = {"messages": [user("One?"), answer("1."), user("Two?"), answer("2.")]}
+THOUGHT = {"messages": [user("One?"), answer("1.", "first"), user("Two?"), answer("2.", "then")]}
+WRITTEN = {
+    "messages": [
+        user("One?"),
+        answer("<think>\nfirst\n</think>\n\n1."),
+        user("Two?"),
+        answer("<think>\nthen\n</think>\n\n2."),
+    ]
+}
+CALLING = {
+    "messages": [
+        user("Cold?"),
+        answer(None, call="look"),
+        result("-3"),
+        answer("Yes."),
+        user("Thanks."),
+        answer("Bye."),
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def row_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict], Any]:
+    """The tokenizer of a family and what a row becomes with it."""
+    made: dict[str, Any] = {}
+
+    def run(name: str, row: dict) -> tuple[Any, Any]:
+        family = FAMILIES[name]
+        if name not in made:
+            folder: Path = save_family(tmp_path_factory.mktemp(name), family)
+            tokenizer = load_tokenizer(folder, trust_remote_code=False)
+            ends = tokenizer.convert_tokens_to_ids(list(family.ends))
+            limits = {"max_tokens": 1000, "min_loss_tokens": 1}
+            made[name] = tokenizer, BatchTokenizer(tokenizer, limits, len(tokenizer), ends)
+        tokenizer, batches = made[name]
+        ((_, outcome),) = next(batches.results([[Row("file", 0, row, 1)]]))
+        return tokenizer, outcome
+
+    return run
+
+
+@pytest.fixture
+def said(row_of: Callable[[str, dict], Any]) -> Said:
+    """Of each sample the texts of its runs of tokens with loss."""
+
+    def run(name: str, row: dict) -> list[list[str]]:
+        tokenizer, outcome = row_of(name, row)
+        assert not isinstance(outcome, Rejected), outcome
+        found = []
+        for sample in outcome:
+            runs: list[list[int]] = [[]]
+            for token, has_loss in zip(sample.input_ids.tolist(), sample.loss_mask.tolist(), strict=True):
+                if has_loss:
+                    runs[-1].append(token)
+                elif runs[-1]:
+                    runs.append([])
+            found.append([tokenizer.decode(run) for run in runs if run])
+        return found
+
+    return run
+
+
+@pytest.fixture
+def texts(row_of: Callable[[str, dict], Any]) -> Callable[[str, dict], list[str]]:
+    def run(name: str, row: dict) -> list[str]:
+        tokenizer, outcome = row_of(name, row)
+        return [tokenizer.decode(sample.input_ids) for sample in outcome]
+
+    return run
+
+
+@pytest.fixture
+def why(row_of: Callable[[str, dict], Any]) -> Callable[[str, dict], tuple[str, str]]:
+    def run(name: str, row: dict) -> tuple[str, str]:
+        _, outcome = row_of(name, row)
+        assert isinstance(outcome, Rejected), outcome
+        return outcome.reason, outcome.detail
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("chatml", "1.<|im_end|>", "2.<|im_end|>"),
+        ("chatml_marked", "1.<|im_end|>", "2.<|im_end|>"),
+        ("llama3", "1.<|eot_id|>", "2.<|eot_id|>"),
+        ("qwen3_coder", "1.<|im_end|>", "2.<|im_end|>"),
+        ("deepseek_v3", "1.<｜end▁of▁sentence｜>", "2.<｜end▁of▁sentence｜>"),
+        ("deepseek_v31", "1.<｜end▁of▁sentence｜>", "2.<｜end▁of▁sentence｜>"),
+        ("gemma", "1.<end_of_turn>", "2.<end_of_turn>"),
+        ("mistral", "1.</s>", "2.</s>"),
+        ("kimi_k2", "1.<|im_end|>", "2.<|im_end|>"),
+        ("kimi_k25", "1.<|im_end|>", "2.<|im_end|>"),
+        ("phi", "1.<|end|>", "2.<|end|>"),
+    ],
+)
+def test_where_a_template_only_appends_one_sample_holds_every_answer_with_its_end_of_turn(
+    said: Said, name: str, first: str, second: str
+) -> None:
+    assert said(name, PLAIN) == [[first, second]]
+
+
+def test_an_empty_think_block_before_the_newest_answer_has_no_loss_and_makes_a_sample_of_each_answer(
+    said: Said, texts: Any
+) -> None:
+    assert said("qwen3", PLAIN) == [["1.<|im_end|>"], ["2.<|im_end|>"]]
+    assert texts("qwen3", PLAIN)[0].endswith("assistant\n<think>\n\n</think>\n\n1.<|im_end|>\n")
+    assert "assistant\n1.<|im_end|>" in texts("qwen3", PLAIN)[1]
+
+
+@pytest.mark.parametrize("row", [THOUGHT, WRITTEN])
+def test_reasoning_has_loss_where_the_model_gave_it_and_is_gone_from_later_samples(
+    said: Said, texts: Any, row: dict
+) -> None:
+    first, second = "<think>\nfirst\n</think>\n\n1.<|im_end|>", "<think>\nthen\n</think>\n\n2.<|im_end|>"
+    assert said("qwen3", row) == [[first], [second]]
+    assert "first" not in texts("qwen3", row)[1]
+
+
+def test_what_the_generation_prompt_opens_has_no_loss(said: Said) -> None:
+    assert said("qwen3_thinking", THOUGHT) == [
+        ["first\n</think>\n\n1.<|im_end|>"],
+        ["then\n</think>\n\n2.<|im_end|>"],
+    ]
+    assert said("minimax_m2", THOUGHT) == [["first\n</think>\n\n1.[e~["], ["then\n</think>\n\n2.[e~["]]
+    assert said("kimi_k25", THOUGHT) == [["first</think>1.<|im_end|>"], ["then</think>2.<|im_end|>"]]
+
+
+@pytest.mark.parametrize("name", ["qwen3_thinking", "minimax_m2", "deepseek_r1"])
+def test_an_answer_without_reasoning_to_a_prompt_that_opens_it_is_rejected(why: Any, name: str) -> None:
+    assert why(name, PLAIN)[0] == "mask_ambiguous"
+
+
+def test_reasoning_written_into_an_answer_is_kept_as_it_is_where_the_template_removes_it(
+    said: Said, texts: Any, why: Any
+) -> None:
+    end = "<｜end▁of▁sentence｜>"
+    assert said("deepseek_r1", WRITTEN) == [[f"first\n</think>\n\n1.{end}"], [f"then\n</think>\n\n2.{end}"]]
+    begin = "<｜begin▁of▁sentence｜><｜User｜>One?<｜Assistant｜>"
+    assert texts("deepseek_r1", WRITTEN) == [
+        f"{begin}<think>\nfirst\n</think>\n\n1.{end}",
+        f"{begin}\n\n1.{end}<｜User｜>Two?<｜Assistant｜><think>\nthen\n</think>\n\n2.{end}",
+    ]
+    raw = {"messages": [user("One?"), answer("first\n</think>\n\n1.")]}
+    assert said("deepseek_r1", raw) == [[f"first\n</think>\n\n1.{end}"]]
+    assert said("deepseek_v31", WRITTEN)[0] == [f"\nfirst\n</think>\n\n1.{end}"]
+    assert why("deepseek_r1", THOUGHT)[0] == "mask_ambiguous"
+
+
+@pytest.mark.parametrize("name", ["chatml", "chatml_marked", "llama3", "gemma", "deepseek_v3", "kimi_k2"])
+def test_a_template_that_leaves_out_reasoning_is_found(why: Any, name: str) -> None:
+    assert why(name, THOUGHT) == ("template_error", "the template leaves out the reasoning of turn 3")
+
+
+def test_the_header_of_the_next_turn_is_the_end_of_an_answer_where_the_model_stops_at_it(said: Said) -> None:
+    assert said("glm", PLAIN) == [["\n1.<|user|>", "\n2."]]
+    call = "\n<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call><|observation|>"
+    assert said("glm", CALLING) == [[call, "\nYes.<|user|>", "\nBye."]]
+    assert said("glm", THOUGHT) == [["\n<think>first</think>\n1."], ["\n<think>then</think>\n2."]]
+
+
+def test_the_newest_answer_ends_with_another_token_than_those_before_it(said: Said, texts: Any) -> None:
+    channel = "<|channel|>final<|message|>"
+    assert said("gpt_oss", PLAIN) == [[f"{channel}1.<|return|>"], [f"{channel}2.<|return|>"]]
+    assert f"{channel}1.<|end|>" in texts("gpt_oss", PLAIN)[1]
+    thought = "<|channel|>analysis<|message|>then<|end|><|start|>assistant"
+    assert said("gpt_oss", THOUGHT)[1] == [f"{thought}{channel}2.<|return|>"]
+
+
+def test_a_prompt_that_changes_once_it_is_answered_is_the_one_that_the_model_saw(said: Said, texts: Any) -> None:
+    """Reasoning before a call is in the prompt of the answer to its result, and in no rendering of that answer."""
+    thinking = [answer(None, "look it up", call="look"), result("-3"), answer("Yes.", "cold")]
+    row = {"messages": [user("Cold?"), *thinking]}
+    call = "<|start|>assistant to=functions.look<|channel|>commentary json<|message|>"
+    thought = "<|channel|>analysis<|message|>look it up<|end|>"
+    final = "<|channel|>analysis<|message|>cold<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    assert said("gpt_oss", row) == [[f'{thought}{call}{{"at": "Oslo"}}<|call|>'], [final]]
+    assert thought in texts("gpt_oss", row)[1]
+
+
+def test_calls_have_loss_and_their_results_have_not(said: Said) -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": "Oslo"}}\n</tool_call><|im_end|>'
+    assert said("chatml", CALLING) == [[call, "Yes.<|im_end|>", "Bye.<|im_end|>"]]
+    assert said("chatml_marked", CALLING) == [[call, "Yes.<|im_end|>", "Bye.<|im_end|>"]]
+    parameters = "<tool_call>\n<function=look>\n<parameter=at>\nOslo\n</parameter>\n</function>\n</tool_call><|im_end|>"
+    assert said("qwen3_coder", CALLING) == [[parameters, "Yes.<|im_end|>", "Bye.<|im_end|>"]]
+    ipython = '{"name": "look", "parameters": {"at": "Oslo"}}<|eom_id|>'
+    assert said("llama3", CALLING) == [[ipython, "Yes.<|eot_id|>", "Bye.<|eot_id|>"]]
+    end = "<｜end▁of▁sentence｜>"
+    section = '<｜tool▁call▁begin｜>look<｜tool▁sep｜>{"at": "Oslo"}<｜tool▁call▁end｜>'
+    section = f"<｜tool▁calls▁begin｜>{section}<｜tool▁calls▁end｜>"
+    assert said("deepseek_v3", CALLING) == [[section + end, f"Yes.{end}", f"Bye.{end}"]]
+
+
+def test_answers_around_a_call_share_a_sample_where_the_template_keeps_what_was_thought(said: Said) -> None:
+    row = {"messages": [user("Cold?"), answer(None, "ask", call="look"), result("-3"), answer("Yes.", "cold")]}
+    (sample,) = said("minimax_m2", row)
+    assert [run[: run.index("<")] for run in sample] == ["ask\n", "cold\n"]
+
+
+def test_one_answer_that_cannot_be_told_rejects_the_row_and_is_named(why: Any) -> None:
+    row = {"messages": [user("One?"), answer("1.", "first"), user("Two?"), answer("2.")]}
+    reason, detail = why("minimax_m2", row)
+    assert reason == "mask_ambiguous" and detail.startswith("what comes before turn 3 is not what the model would be")
+
+
+def test_a_row_has_loss_on_every_answer_exactly_once(said: Said) -> None:
+    turns = [turn for number in range(6) for turn in (user(f"{number}?"), answer(f"{number}!", f"why {number}"))]
+    for name in ("qwen3", "glm", "gpt_oss", "kimi_k25", "minimax_m2", "qwen3_thinking"):
+        runs = [run for sample in said(name, {"messages": turns}) for run in sample]
+        assert [[f"{number}!" in run for number in range(6)] for run in runs] == [
+            [number == place for number in range(6)] for place in range(6)
+        ]
