@@ -56,7 +56,7 @@ def run(tmp_path: Path) -> Run:
     def tokenize(files: list[str], template: str, special: tuple[str, ...] = CONTROL) -> tuple[dict, list[dict]]:
         model = save_model(tmp_path / "model", TEMPLATES[template], special=special)
         results = Results(tmp_path / "results")
-        limits = {"max_tokens": 8192, "min_loss_tokens": 1, "max_rejected": 1.0}
+        limits = {"max_tokens": 8192, "min_loss_tokens": 1, "max_rejected": 1.0, "duplicates": "keep"}
         settings = {
             "model": {"trust_remote_code": False},
             "conversations": {"files": [str(SHARED / file) for file in files], **limits},
@@ -107,7 +107,6 @@ def test_a_template_that_forgets_reasoning_gives_such_a_row_a_sample_for_each_an
     summary, rejected = run(["nasty.jsonl"], "forgetting")
     assert not [row for row in rejected if row["reason"] == "mask_ambiguous"]
     assert summary["samples"] == summary["accepted"] + 1  # think_tags_inline
-
 
 
 def test_malformed_files_lose_only_the_row_that_is_cut(run: Run) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet
 
 from hidden_states.checkpoint import Checkpoint
 from hidden_states.conversations.batches import BatchTokenizer, Sample, batches
+from hidden_states.conversations.duplicates import DigestSet, content_digest
 from hidden_states.conversations.reasons import REASONS, Rejected
 from hidden_states.conversations.rendering import TEMPLATE_DATE
 from hidden_states.conversations.rows import Input, Row
@@ -67,7 +68,10 @@ def tokenize_corpus(
     results.summary.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".spool.", dir=results.summary.parent) as folder:
         spool = Spool(Path(folder) / "accepted.arrow")
-        counts = _read_all(inputs, tokenize, spool, results)
+        seen = DigestSet(Path(folder) / "digests") if options["duplicates"] == "drop" else None
+        counts = _read_all(inputs, tokenize, seen, spool, results)
+        if seen is not None:
+            seen.close()
         spool.close()
         _refuse_bad_corpus(counts, options["max_rejected"], results)
         results.summary.unlink(missing_ok=True)
@@ -125,7 +129,9 @@ class _Counts:
             self.conversations += not has_ids(row.value)
 
 
-def _read_all(inputs: list[Input], tokenize: BatchTokenizer, spool: Spool, results: Results) -> _Counts:
+def _read_all(
+    inputs: list[Input], tokenize: BatchTokenizer, seen: DigestSet | None, spool: Spool, results: Results
+) -> _Counts:
     counts = _Counts()
     progress = Progress("tokenize", sum(one.num_bytes for one in inputs), unit="bytes")
     begins = dict(
@@ -137,6 +143,8 @@ def _read_all(inputs: list[Input], tokenize: BatchTokenizer, spool: Spool, resul
         pyarrow.parquet.ParquetWriter(temporary, REJECTED_SCHEMA, compression="zstd") as rejected,
     ):
         for outcome in tokenize.results(batches(rows)):
+            if seen is not None:
+                outcome = [(row, _unless_seen(seen, result)) for row, result in outcome]
             for row, result in outcome:
                 counts.add(row, result)
             accepted = [
@@ -150,6 +158,14 @@ def _read_all(inputs: list[Input], tokenize: BatchTokenizer, spool: Spool, resul
     progress.add(max(0, progress.total - progress.done))  # what is read of a file after its last row
     progress.finish()
     return counts
+
+
+def _unless_seen(seen: DigestSet, result: list[Sample] | Rejected) -> list[Sample] | Rejected:
+    if isinstance(result, Rejected):
+        return result
+    if seen.add(content_digest((sample.input_ids, sample.loss_mask) for sample in result)):
+        return result
+    return Rejected("duplicate", f"{sum(sample.input_ids.size for sample in result):,} tokens, all as in a row before")
 
 
 def _write_rejected(writer: pyarrow.parquet.ParquetWriter, rejected: list[tuple[Row, Rejected]]) -> None:
@@ -169,8 +185,9 @@ def _printable(text: str) -> str:
 
 
 def _refuse_bad_corpus(counts: _Counts, max_rejected: float, results: Results) -> None:
-    rejected = sum(counts.reasons.values())
-    listed = ", ".join(f"{code} {number:,}" for code, number in counts.reasons.most_common())
+    """Duplicates are left out because that was asked for; they are no sign that something is wrong."""
+    rejected = sum(number for code, number in counts.reasons.items() if code != "duplicate")
+    listed = ", ".join(f"{code} {number:,}" for code, number in counts.reasons.most_common() if code != "duplicate")
     if rejected > max_rejected * counts.rows or rejected == counts.rows:
         limit = f"more than conversations.max_rejected = {max_rejected:g} allows" if rejected < counts.rows else "all"
         raise UserError(

@@ -15,6 +15,7 @@ REASONS = {
     "no_loss_tokens": "Fewer tokens with loss than conversations.min_loss_tokens.",
     "too_long": "More tokens than conversations.max_tokens.",
     "id_out_of_vocabulary": "A token id has no row in the model's embedding; the server would die of it.",
+    "duplicate": "All tokens and masks are those of a row before, and conversations.duplicates is drop.",
 }
 """Code → meaning, in the order of the checks."""
 

@@ -8,8 +8,9 @@ import numpy
 import pyarrow.parquet
 import pytest
 from helpers import tiny_tokenizer
-from hidden_states.conversations import token_files
+from hidden_states.conversations import duplicates, token_files
 from hidden_states.conversations.corpus import tokenize_corpus
+from hidden_states.conversations.duplicates import DigestSet, content_digest
 from hidden_states.conversations.token_files import split_evenly
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
@@ -25,7 +26,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_for(files: list[Path], **conversations: object) -> dict:
-    options = {"max_tokens": 1000, "min_loss_tokens": 1, "max_rejected": 0.5, "over_length": "reject"}
+    options = {
+        "max_tokens": 1000,
+        "min_loss_tokens": 1,
+        "max_rejected": 0.5,
+        "over_length": "reject",
+        "duplicates": "keep",
+    }
     return {
         "model": {"trust_remote_code": False},
         "conversations": options | {"files": [str(file) for file in files]} | conversations,
@@ -120,6 +127,55 @@ def test_a_file_that_is_not_json_leaves_no_half_written_results(tmp_path, model,
     with pytest.raises(UserError, match="c.jsonl is not JSON"):
         run(tmp_path, model, [*corpus, tmp_path / "c.jsonl"])
     assert list((tmp_path / "results" / "tokens").iterdir()) == []
+
+
+@pytest.fixture
+def repeating(tmp_path: Path) -> list[Path]:
+    """Eight rows, three of them with tokens and mask of a row before; two have tokens alone in common."""
+    rows = [
+        conversation(0),
+        conversation(1),
+        conversation(0),
+        json.dumps({"id": "other", "instruction": "Say it.", "output": "it " * 2}),
+        '{"input_ids": [5, 6], "loss_mask": [0, 1]}',
+        '{"input_ids": [5, 6], "loss_mask": [1, 1]}',
+        '{"input_ids": [5, 6]}',
+        "{broken",
+    ]
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(rows))
+    return [file]
+
+
+def test_duplicates_are_kept_where_nothing_else_is_said(tmp_path, model, repeating) -> None:
+    summary, _ = run(tmp_path, model, repeating)
+    assert (summary["accepted"], summary["reasons"]) == (7, {"invalid_json": 1})
+
+
+def test_duplicates_are_told_by_tokens_and_mask_and_dropped_where_that_is_asked_for(tmp_path, model, repeating) -> None:
+    summary, results = run(tmp_path, model, repeating, duplicates="drop", max_rejected=0.2)
+    assert (summary["accepted"], summary["reasons"]) == (4, {"invalid_json": 1, "duplicate": 3})
+    rejected = pyarrow.parquet.read_table(results.rejected).to_pylist()
+    assert [row["source_row"] for row in rejected if row["reason"] == "duplicate"] == [2, 3, 6]
+
+
+def test_rows_of_several_samples_are_duplicates_only_as_a_whole() -> None:
+    def digest(*samples: list[int]) -> bytes:
+        return content_digest((numpy.array(ids), numpy.array(ids) % 2) for ids in samples)
+
+    assert digest([1, 2], [3]) == digest([1, 2], [3])
+    assert len({digest([1, 2], [3]), digest([1], [2, 3]), digest([1, 2, 3]), digest([1, 2]), digest([3], [1, 2])}) == 5
+
+
+def test_the_set_of_digests_grows_and_forgets_nothing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(duplicates, "FIRST_SLOTS", 4)
+    seen = DigestSet(tmp_path / "digests")
+    digests = [numpy.random.default_rng(number % 500).bytes(16) for number in range(1000)]
+    # Of these many begin at one slot, and at the last one.
+    digests += [bytes([255] * 8) + bytes([0] * 7) + bytes([number % 50 + 1]) for number in range(100)]
+    assert [seen.add(digest) for digest in digests] == [True] * 500 + [False] * 500 + [True] * 50 + [False] * 50
+    assert (tmp_path / "digests").stat().st_size == 16 * 2048
+    seen.close()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 40])

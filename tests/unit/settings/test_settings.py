@@ -38,6 +38,7 @@ def test_defaults_are_those_of_the_design(schema):
         "over_length": "reject",
         "max_tokens": 8192,
         "min_loss_tokens": 1,
+        "duplicates": "keep",
         "max_rejected": 0.5,
     }
     assert settings["extraction"] == {"chunks": 8, "concurrency": 32, "max_failed": 0.001}
