@@ -1,8 +1,9 @@
 """Rows → samples, a batch at a time: the tokenizer is fastest on many texts at once."""
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 256
 BATCH_BYTES = 4 << 20
+LARGE_CHARS = 1 << 20
+"""A text longer than this is counted in tokens before anything else is done with it."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class BatchTokenizer:
         eos_ids: Collection[int] = (),
     ) -> None:
         self._tokenizer, self._num_ids = tokenizer, num_ids
+        self._settings = settings
         self._max_tokens: int = settings["max_tokens"]
         self._min_loss_tokens: int = settings["min_loss_tokens"]
         self._masker = TokenMasker(tokenizer, eos_ids)
@@ -76,11 +80,11 @@ class BatchTokenizer:
     @cached_property
     def renderer(self) -> Renderer:
         """Made for the first conversation, so that a corpus of ids needs no chat template."""
-        return Renderer(self._tokenizer)
+        return Renderer(self._tokenizer, self._settings.get("control_tokens", "reject") == "keep")
 
     @cached_property
     def _spans(self) -> SpanFinder:
-        return SpanFinder(self.renderer)
+        return SpanFinder(self.renderer, self._settings.get("loss", "all") == "last")
 
     def results(self, batches: Iterable[list[Row]]) -> Iterator[list[tuple[Row, list[Sample] | Rejected]]]:
         """Each batch with one result a row, in order: the samples of the row, mostly one, or why there is none.
@@ -134,7 +138,29 @@ class BatchTokenizer:
 
     def _render(self, conversation: Conversation) -> _Rendered:
         text, messages = self.renderer.whole(conversation)
-        return _Rendered(conversation, self._spans.find(conversation, messages, text))
+        conversation = replace(conversation, messages=messages)
+        if len(text) > LARGE_CHARS and (count := len(self._encode_alone(text))) > self._max_tokens:
+            # Before its answers are looked for: each of them may need a text of its own
+            conversation, text = self._truncated(conversation, count)
+        return _Rendered(conversation, self._spans.find(conversation, text))
+
+    def _truncated(self, conversation: Conversation, num_tokens: int) -> tuple[Conversation, str]:
+        """The conversation up to the last answer with which it is short enough, and its text; ``num_tokens``: those
+        of the whole. Raises Rejected."""
+        if self._settings.get("over_length", "reject") == "reject":
+            raise self._too_long(f"{num_tokens:,} tokens")
+        turns = conversation.assistant_turns
+        texts: dict[int, str] = {}
+
+        def length(turn: int) -> int:
+            texts[turn] = self.renderer(conversation.messages[: turn + 1], conversation.tools, False)
+            return len(self._encode_alone(texts[turn]))
+
+        fitting = bisect_right(turns, self._max_tokens, key=length)
+        if not fitting:
+            raise self._too_long(f"the first answer ends at {length(turns[0]):,} tokens")
+        last = turns[fitting - 1]
+        return replace(conversation, messages=conversation.messages[: last + 1]), texts[last]
 
     def _encode(self, texts: list[str]) -> list[Any]:
         """The ids of each text, or the Rejected of one that the tokenizer cannot take."""
@@ -158,6 +184,11 @@ class BatchTokenizer:
             raise Rejected("invalid_text", f"the tokenizer fails: {type(error).__name__}: {error}"[:300]) from None
 
     def _conversation_samples(self, rendered: _Rendered, encoded: list[list[int] | Rejected]) -> list[Sample]:
+        longest = max((len(tokens) for tokens in encoded if not isinstance(tokens, Rejected)), default=0)
+        if longest > self._max_tokens:
+            conversation, text = self._truncated(rendered.conversation, longest)
+            rendered = _Rendered(conversation, self._spans.find(conversation, text))
+            encoded = [self._attempt(self._encode_alone, rendering.text) for rendering in rendered.renderings]
         samples = []
         for rendering, tokens in zip(rendered.renderings, encoded, strict=True):
             if isinstance(tokens, Rejected):
@@ -165,26 +196,29 @@ class BatchTokenizer:
             ids = self._checked_ids(tokens)
             mask, _ = self._masker.mask(rendering.text, ids, rendering.answers)
             turn = rendering.answers[-1].turn if len(rendered.renderings) > 1 else -1
-            samples.append(self._checked_loss(Sample(ids, mask, turn=turn)))
-        return samples
+            samples.append(Sample(ids, mask, turn=turn))
+        return self._checked_loss(samples)
 
     def _ids_sample(self, row: TokenIds) -> list[Sample]:
         ids = self._checked_ids(row.input_ids)
-        return [self._checked_loss(Sample(ids, numpy.array(row.loss_mask, dtype=numpy.int8), row.has_mask))]
+        return self._checked_loss([Sample(ids, numpy.array(row.loss_mask, dtype=numpy.int8), row.has_mask)])
 
     def _checked_ids(self, ids: list[int]) -> numpy.ndarray:
         if not ids:
             raise Rejected("empty", "the conversation has no tokens")
         if len(ids) > self._max_tokens:
-            raise Rejected("too_long", f"{len(ids):,} tokens; conversations.max_tokens is {self._max_tokens:,}")
+            raise self._too_long(f"{len(ids):,} tokens")
         low, high = min(ids), max(ids)
         if low < 0 or high >= self._num_ids:
             bad = low if low < 0 else high
             raise Rejected("id_out_of_vocabulary", f"id {bad} at {ids.index(bad)}; the model has {self._num_ids:,} ids")
         return numpy.array(ids, dtype=numpy.int64)
 
-    def _checked_loss(self, sample: Sample) -> Sample:
-        if (count := int(sample.loss_mask.sum())) < self._min_loss_tokens:
+    def _too_long(self, what: str) -> Rejected:
+        return Rejected("too_long", f"{what}; conversations.max_tokens is {self._max_tokens:,}")
+
+    def _checked_loss(self, samples: list[Sample]) -> list[Sample]:
+        if (count := sum(int(sample.loss_mask.sum()) for sample in samples)) < self._min_loss_tokens:
             wanted = self._min_loss_tokens
             raise Rejected("no_loss_tokens", f"{count} tokens with loss; conversations.min_loss_tokens is {wanted}")
-        return sample
+        return samples

@@ -29,10 +29,14 @@ THINK_TAGS = ("<think>", "</think>")
 
 
 class Renderer:
-    """Renders conversations to text. Raises UserError when the model has no chat template."""
+    """Renders conversations to text. Raises UserError when the model has no chat template.
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self.tokenizer = tokenizer
+    ``keeps_control_tokens``: those written out in a text are not refused; the tokenizer makes control tokens of them,
+    as it does in the server.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", keeps_control_tokens: bool = False) -> None:
+        self.tokenizer, self._keeps_control_tokens = tokenizer, keeps_control_tokens
         template = tokenizer.chat_template
         if not template:
             raise UserError(
@@ -174,7 +178,8 @@ class Renderer:
         Templates differ in the form of tool calls: arguments as an object or as a text, content null or empty. They
         are tried in this order. Raises Rejected.
         """
-        self._refuse_control_tokens(conversation)
+        if not self._keeps_control_tokens:
+            self._refuse_control_tokens(conversation)
         first: Rejected | None = None
         for messages in _variants(self._named(conversation.messages)):
             try:

@@ -42,33 +42,35 @@ OPENED = re.compile(r"\s*(?:<think>\s*)?(?:</think>\s*)?")
 
 
 class SpanFinder:
-    """Finds the assistant's spans in what ``renderer`` renders."""
+    """Finds the assistant's answers in what ``renderer`` renders; ``only_last``: just the last one of each row."""
 
-    def __init__(self, renderer: Renderer) -> None:
-        self._render = renderer
+    def __init__(self, renderer: Renderer, only_last: bool = False) -> None:
+        self._render, self._only_last = renderer, only_last
 
-    def find(self, conversation: Conversation, messages: Messages, text: str) -> list[Rendering]:
-        """The texts that together hold every answer once; ``text`` is the rendering of ``messages``, and the only
-        one where the template appends. A span may end in white space that belongs to the template.
+    def find(self, conversation: Conversation, text: str) -> list[Rendering]:
+        """The texts that together hold every answer once; ``text`` is the rendering of the whole, and the only one
+        where the template appends. An answer may end in white space that belongs to the template.
 
         Raises Rejected, naming the turn, when one answer cannot be told exactly.
         """
         template = self._render.template(conversation.tools)
         if has_markers(template):
-            variables = self._render.variables(messages, conversation.tools, False)
+            variables = self._render.variables(conversation.messages, conversation.tools, False)
             spans = marked_spans(template, variables, text)
             if spans is not None and len(spans) != len(conversation.assistant_turns):
+                if self._only_last:
+                    raise Rejected("mask_ambiguous", "the template does not mark each answer once, so none is the last")
                 answers = [Answer(begin, begin, end) for begin, end in spans]
                 return [Rendering(text, [without_empty_block(text, answer, {}) for answer in answers])]
             if spans is not None:
                 prompts = [""] if isinstance(self._prompts, Rejected) else self._prompts
-                return self._split(_MarkedRow(self._render, template, conversation, messages, prompts), text)
+                return self._split(_MarkedRow(self._render, template, conversation, prompts), text)
         if isinstance(self._prompts, Rejected):
             raise Rejected(self._prompts.reason, self._prompts.detail)
-        return self._split(_Row(self._render, conversation, messages, self._prompts), text)
+        return self._split(_Row(self._render, conversation, self._prompts), text)
 
     def _split(self, row: "_Row", text: str) -> list[Rendering]:
-        left = row.conversation.assistant_turns
+        left = row.conversation.assistant_turns[-1:] if self._only_last else row.conversation.assistant_turns
         found: list[Rendering] = []
         upto = len(row.messages)
         while left:
@@ -126,8 +128,8 @@ class SpanFinder:
 class _Row:
     """The answers of one row in one of its renderings at a time; ``prompts``: the default generation prompt first."""
 
-    def __init__(self, render: Renderer, conversation: Conversation, messages: Messages, prompts: list[str]) -> None:
-        self._render, self.conversation, self.messages = render, conversation, messages
+    def __init__(self, render: Renderer, conversation: Conversation, prompts: list[str]) -> None:
+        self._render, self.conversation, self.messages = render, conversation, conversation.messages
         self._prompts, self._default = prompts, prompts[0]
         self._longest_first = sorted(prompts, key=len, reverse=True)
         self._text, self._upto = "", 0
@@ -262,10 +264,8 @@ class _Row:
 class _MarkedRow(_Row):
     """… of a template that marks them."""
 
-    def __init__(
-        self, render: Renderer, template: str, conversation: Conversation, messages: Messages, prompts: list[str]
-    ) -> None:
-        super().__init__(render, conversation, messages, prompts)
+    def __init__(self, render: Renderer, template: str, conversation: Conversation, prompts: list[str]) -> None:
+        super().__init__(render, conversation, prompts)
         self._template = template
         self._spans: dict[int, Span] = {}
 

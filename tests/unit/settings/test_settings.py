@@ -36,6 +36,8 @@ def test_defaults_are_those_of_the_design(schema):
     assert settings["conversations"] == {
         "files": ["resources/conversations/demo.jsonl"],
         "over_length": "reject",
+        "loss": "all",
+        "control_tokens": "reject",
         "max_tokens": 8192,
         "min_loss_tokens": 1,
         "duplicates": "keep",
