@@ -1,7 +1,10 @@
 """The tokenizer that belongs to the model, or a refusal.
 
 transformers falls back to a generic class without an error when it may not run a model's own tokenizer code. Ids then
-stay inside the vocabulary, so only the class and the ids of the added tokens show it.
+stay inside the vocabulary, so only the class and the ids of the added tokens show it. Since its release 5 it also
+builds some classes anew from the vocabulary and passes over the rest of ``tokenizer.json``: a byte-level tokenizer
+under the name LlamaTokenizerFast, as DeepSeek's distilled Llamas have it, would give other ids than the model was
+trained with.
 """
 
 import logging
@@ -16,19 +19,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer", "PythonBackend")
-"""Names of classes that follow ``tokenizer.json`` to the letter and know no model of their own."""
-
 PROBE = "Hello  world,\n\n  it's 2024: naïve café, 東京 \U0001f600\t<x>{'a': [1, 23456]}"
 
 
 def load_tokenizer(model: Path, trust_remote_code: bool) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of the folder ``model`` and check that it is the one its files describe.
+    """Load the tokenizer of the folder ``model`` and check that it is the one its files describe: without code of the
+    model's own, ``tokenizer.json`` is followed to the letter where there is one.
 
     Raises UserError when there is none, when another class is loaded than ``tokenizer_config.json`` names, or when
     an added token does not have the id that the files give it.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     config = read_json(model / "tokenizer_config.json")
     try:
@@ -38,9 +39,19 @@ def load_tokenizer(model: Path, trust_remote_code: bool) -> "PreTrainedTokenizer
             f"{model}: its tokenizer cannot be loaded ({_words(error)}). Complete the folder; if the tokenizer "
             "comes with Python code of its own that you trust, set model.trust_remote_code: true."
         ) from error
-    _check_class(model, type(tokenizer).__name__, config)
+    agrees = _agrees_with_file(model, tokenizer)
+    if agrees is None or config.get("auto_map"):
+        _check_class(model, type(tokenizer).__name__, config)
+    words = (
+        f"{model}: {type(tokenizer).__name__} gives other ids than tokenizer.json alone for a text with spaces, line "
+    )
+    words += "ends, digits and CJK"
+    if agrees is False and config.get("auto_map"):
+        log.warning("%s; check that the model was trained with that class", words)
+    elif agrees is False:
+        log.warning("%s; tokenizer.json is followed", words)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(model))
     _check_added_tokens(model, tokenizer, config)
-    _compare_with_file(model, tokenizer)
     return tokenizer
 
 
@@ -55,8 +66,6 @@ def _check_class(model: Path, loaded: str, config: dict[str, Any]) -> None:
     plain = {name.removesuffix("Fast") for name in named}
     if not named or loaded.removesuffix("Fast") in plain:
         return
-    if not remote and loaded in GENERIC and (model / "tokenizer.json").is_file():
-        return  # tokenizer.json says everything that the class named would have said
     advice = (
         "The model brings its own tokenizer code; set model.trust_remote_code: true if you trust it."
         if remote
@@ -85,20 +94,14 @@ def _check_added_tokens(model: Path, tokenizer: "PreTrainedTokenizerBase", confi
             )
 
 
-def _compare_with_file(model: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Warn when the class treats a text in another way than ``tokenizer.json`` alone."""
+def _agrees_with_file(model: Path, tokenizer: "PreTrainedTokenizerBase") -> bool | None:
+    """Whether it treats a text as ``tokenizer.json`` alone does; None where there is no such file."""
     if not (model / "tokenizer.json").is_file():
-        return
+        return None
     from tokenizers import Tokenizer
 
     plain = Tokenizer.from_file(str(model / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
-    if list(tokenizer(PROBE, add_special_tokens=False)["input_ids"]) != plain:
-        log.warning(
-            "%s: %s gives other ids than tokenizer.json alone for a text with spaces, line ends, digits and CJK; "
-            "check that the model was trained with that class",
-            model,
-            type(tokenizer).__name__,
-        )
+    return list(tokenizer(PROBE, add_special_tokens=False)["input_ids"]) == plain
 
 
 def _words(error: Exception) -> str:

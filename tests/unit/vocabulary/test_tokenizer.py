@@ -59,6 +59,35 @@ def test_names_of_one_class_are_accepted(model: Path, name: str) -> None:
     load_tokenizer(model, trust_remote_code=False)
 
 
+def change_model_type(folder: Path, name: str) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": name}))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral", "deepseek_v3", "glm4_moe", "minimax_m2"])
+@pytest.mark.parametrize(
+    "name", ["LlamaTokenizerFast", "TokenizersBackend", "PreTrainedTokenizerFast", "GPT2Tokenizer"]
+)
+def test_the_file_of_the_tokenizer_is_followed_whatever_class_is_named(model: Path, model_type: str, name: str) -> None:
+    """Published models name classes that have little to do with their tokenizer, and the loader chooses others again:
+    DeepSeek-R1's distilled Qwens are ``qwen2`` with LlamaTokenizerFast, its Llamas byte-level under that name."""
+    from tokenizers import Tokenizer
+
+    change_config(model, tokenizer_class=name)
+    change_model_type(model, model_type)
+    tokenizer = load_tokenizer(model, trust_remote_code=False)
+    text = "<|user|>\nTwo  spaces, naïve 東京 \U0001f600,\n\n\t'tabs' <think>12345</think><|end|>"
+    plain = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == plain
+    assert (tokenizer.chat_template, tokenizer.eos_token_id) == (APPENDING, 5)
+
+
+def test_a_class_that_goes_its_own_way_is_named(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change_config(model, tokenizer_class="LlamaTokenizerFast")
+    load_tokenizer(model, trust_remote_code=False)
+    assert "LlamaTokenizer gives other ids than tokenizer.json" in caplog.text and "is followed" in caplog.text
+
+
 def test_an_added_token_with_another_id_is_refused(model: Path) -> None:
     file = model / "tokenizer_config.json"
     content = json.loads(file.read_text())
