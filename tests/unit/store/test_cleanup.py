@@ -1,11 +1,13 @@
 """Evicting and pruning remove what they say and nothing else."""
 
+import argparse
 import os
 
 import numpy
 import pytest
 from helpers.states import FINGERPRINT, header_for, write_state
 from helpers.token_files import write_token_file
+from hidden_states.commands import prune
 from hidden_states.errors import UserError
 from hidden_states.layout import Results
 from hidden_states.store.checksums import check_state_file
@@ -101,3 +103,11 @@ def test_an_unreadable_manifest_stops_pruning(results):
     results.manifest("0001").write_bytes(b"damaged")
     with pytest.raises(UserError, match="is damaged"):
         find_unreferenced(results, FINGERPRINT)
+
+
+def test_states_of_a_store_that_may_be_shared_are_listed_and_never_pruned(results, tmp_path):
+    results.states.rename(tmp_path / "shared")
+    results.states.symlink_to(tmp_path / "shared")
+    with pytest.raises(UserError, match="a store that other runs may use"):
+        prune.run({}, results, argparse.Namespace(yes=True))
+    assert present(results, [8, 8, 8])
