@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(settings: dict[str, Any], results: Results, arguments: argparse.Namespace) -> None:
     if arguments.yes and results.states.is_symlink():
         raise UserError(
-            f"{results.states} is a link to {results.states.resolve()}, a store that other runs may use: what they refer "
-            "to cannot be seen from here. Nothing is removed. Without --yes the states are listed, one a line; remove "
-            "those that you know to be nobody's."
+            f"{results.states} is a link to {results.states.resolve()}, a store that other runs may use: what they "
+            "refer to cannot be seen from here. Nothing is removed. Without --yes the states are listed, one a line; "
+            "remove those that you know to be nobody's."
         )
     from hidden_states.server.specification import build
     from hidden_states.store.cleanup import find_unreferenced
