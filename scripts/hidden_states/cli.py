@@ -16,6 +16,7 @@ from hidden_states.run_watch import end_with_the_run
 VERBS = (
     "demo-model",
     "tokenize",
+    "show-mask",
     "start-server",
     "stop-server",
     "extract",
