@@ -66,7 +66,8 @@ def check_vocabulary(checkpoint: Checkpoint, tokenizer: "PreTrainedTokenizerBase
         },
     }
     _refuse_other_size(checkpoint, found)
-    _refuse_other_special_tokens(checkpoint, tokenizer, ids, named)
+    if not (_are_defaults(named) and _fits_in_size(found)):
+        _refuse_other_special_tokens(checkpoint, tokenizer, ids, named)
     notes, warnings = _size_words(tokenizer, found, without_row)
     warnings += _special_words(tokenizer, ids, named, rows)
     if unknown := unknown_template_tokens(tokenizer):
@@ -123,6 +124,15 @@ def _refuse_other_size(checkpoint: Checkpoint, found: dict[str, Any]) -> None:
         f"(vocab_size in config.json), and they share {common:,}. It is the tokenizer of another model; copy the "
         "tokenizer's files of this one into the folder."
     )
+
+
+def _are_defaults(named: dict[str, dict[int, str]]) -> bool:
+    """Whether the ids are those that transformers wrote into a config for a model that had named none."""
+    return named["eos"].keys() == {2} and named["bos"].keys() <= {1}
+
+
+def _fits_in_size(found: dict[str, Any]) -> bool:
+    return not found["ids_without_row"] and found["tokenizer_ids"] >= SHARE_USUAL * found["config_ids"]
 
 
 def _refuse_other_special_tokens(

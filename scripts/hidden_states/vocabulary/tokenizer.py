@@ -39,30 +39,33 @@ def load_tokenizer(model: Path, trust_remote_code: bool) -> "PreTrainedTokenizer
             f"{model}: its tokenizer cannot be loaded ({_words(error)}). Complete the folder; if the tokenizer "
             "comes with Python code of its own that you trust, set model.trust_remote_code: true."
         ) from error
-    agrees = _agrees_with_file(model, tokenizer)
-    if agrees is None or config.get("auto_map"):
+    agrees, own_code = _agrees_with_file(model, tokenizer), _classes_of_its_own(config)
+    if agrees is None or own_code:
         _check_class(model, type(tokenizer).__name__, config)
-    words = (
-        f"{model}: {type(tokenizer).__name__} gives other ids than tokenizer.json alone for a text with spaces, line "
-    )
-    words += "ends, digits and CJK"
-    if agrees is False and config.get("auto_map"):
-        log.warning("%s; check that the model was trained with that class", words)
-    elif agrees is False:
-        log.warning("%s; tokenizer.json is followed", words)
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(model))
+    if agrees is False:
+        log.warning(
+            "%s: %s gives other ids than tokenizer.json alone for a text with spaces, line ends, digits and CJK; %s",
+            model,
+            type(tokenizer).__name__,
+            "check that the model was trained with that class" if own_code else "tokenizer.json is followed",
+        )
+        if not own_code:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(model))
     _check_added_tokens(model, tokenizer, config)
     return tokenizer
 
 
-def _check_class(model: Path, loaded: str, config: dict[str, Any]) -> None:
+def _classes_of_its_own(config: dict[str, Any]) -> list[str]:
+    """Names of the classes in the model's own code, where its tokenizer has such."""
     remote = config.get("auto_map") or {}
     remote = remote.get("AutoTokenizer") if isinstance(remote, dict) else remote
-    if remote:
-        references = [remote] if isinstance(remote, str) else [name for name in remote if name]
-        named = [reference.split(".")[-1] for reference in references]
-    else:
-        named = [config["tokenizer_class"]] if config.get("tokenizer_class") else []
+    references = [remote] if isinstance(remote, str) else [name for name in remote or () if name]
+    return [reference.split(".")[-1] for reference in references]
+
+
+def _check_class(model: Path, loaded: str, config: dict[str, Any]) -> None:
+    remote = _classes_of_its_own(config)
+    named = remote or ([config["tokenizer_class"]] if config.get("tokenizer_class") else [])
     plain = {name.removesuffix("Fast") for name in named}
     if not named or loaded.removesuffix("Fast") in plain:
         return

@@ -115,6 +115,17 @@ def test_one_right_id_in_either_file_is_enough(model: Path) -> None:
     assert "eos_token_id 200 of config.json is no control token" in warning
 
 
+def test_ids_that_were_never_set_are_a_warning_where_the_size_is_right(tmp_path: Path) -> None:
+    """transformers writes bos 1 and eos 2 into the config of a model that names none; CodeGen was published so."""
+    model = save_model(tmp_path / "right", special=())
+    found = check(model, bos_token_id=1, eos_token_id=2)
+    assert "eos_token_id 2 of config.json is no control token" in found["warnings"][1]
+    with pytest.raises(UserError, match="another model"):
+        check(model, bos_token_id=7, eos_token_id=2)
+    with pytest.raises(UserError, match="another model"):
+        check(save_model(tmp_path / "large", special=(), vocab_size=500), bos_token_id=1, eos_token_id=2)
+
+
 @pytest.mark.parametrize("pad", [-1, WORD, 100_000])
 def test_a_made_up_padding_id_refuses_nothing(model: Path, pad: int) -> None:
     found = check(model, bos_token_id=0, eos_token_id=5, pad_token_id=pad)

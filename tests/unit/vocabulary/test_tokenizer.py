@@ -73,7 +73,7 @@ def test_the_file_of_the_tokenizer_is_followed_whatever_class_is_named(model: Pa
     DeepSeek-R1's distilled Qwens are ``qwen2`` with LlamaTokenizerFast, its Llamas byte-level under that name."""
     from tokenizers import Tokenizer
 
-    change_config(model, tokenizer_class=name)
+    change_config(model, tokenizer_class=name, auto_map={"AutoProcessor": "own.Processor"})
     change_model_type(model, model_type)
     tokenizer = load_tokenizer(model, trust_remote_code=False)
     text = "<|user|>\nTwo  spaces, naïve 東京 \U0001f600,\n\n\t'tabs' <think>12345</think><|end|>"
