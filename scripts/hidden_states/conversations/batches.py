@@ -130,6 +130,8 @@ class BatchTokenizer:
             return step(*arguments)
         except Rejected as rejected:
             return rejected
+        except RecursionError:
+            return Rejected("invalid_json", "the row is nested too deeply")
 
     def _shape(self, row: Row) -> Conversation | TokenIds:
         if isinstance(row.value, Rejected):

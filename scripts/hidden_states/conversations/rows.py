@@ -183,7 +183,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[Any, int]]:
             while (rest := stream.readline(1 << 20)) and not rest.endswith(b"\n"):
                 num_bytes += len(rest)
             yield Rejected("invalid_json", f"line {number} is longer than {MAX_ROW_BYTES:,} bytes"), num_bytes
-        elif line := line.strip(WHITE):
+        elif line := line.strip(WHITE).removeprefix(UTF8_MARK):  # of a file that was appended to another
             yield _parse(line, f"line {number}"), num_bytes
 
 

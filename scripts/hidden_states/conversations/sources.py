@@ -47,13 +47,17 @@ def find_sources(entries: Iterable[str]) -> list[Source]:
     """The inputs in the order of the setting, those of a pattern or folder by name; one that is named twice is read
     once.
 
-    Raises UserError for a file that does not exist, a folder without conversations, a pattern without a match.
+    Raises UserError for a file that does not exist, a folder without conversations, a pattern without a match, a name
+    that is not UTF-8.
     """
     sources: dict[str, Source] = {}
     for entry in entries:
         found = _find(entry)
         if not found:
             raise UserError(f"{KEY}: {_nothing(entry)}.")
+        for source in found:
+            if (shown := source.name.encode("utf-8", "backslashreplace").decode()) != source.name:
+                raise UserError(f"{KEY}: the name of {shown} is not UTF-8, as the token files need it; rename it.")
         sources.update((source.name, source) for source in found if source.name not in sources)
     return list(sources.values())
 

@@ -31,8 +31,10 @@ def parquet_batches(file: pyarrow.parquet.ParquetFile) -> Iterator[pyarrow.Recor
 
 
 def open_parquet(path: str) -> pyarrow.parquet.ParquetFile:
-    """Columns are read by pages, not whole. Raises ArrowException or OSError."""
-    return pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
+    """Columns are read by pages, not whole, and pages with a checksum are checked. Raises ArrowException or OSError."""
+    return pyarrow.parquet.ParquetFile(
+        path, buffer_size=BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+    )
 
 
 def batch_rows(batch: pyarrow.RecordBatch | pyarrow.Table) -> list[dict[str, Any] | Rejected]:

@@ -1,6 +1,7 @@
 """Reading files: every row comes out, good or with its reason; files that hold none are refused by name."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def read(path: Path, content: bytes | str) -> list[object]:
         '{"a": 1}\n{"a": 2}',
         '{"a": 1}\r\n{"a": 2}\r\n',
         '\ufeff{"a": 1}\n\n   \n{"a": 2}\n\n',
+        '\ufeff{"a": 1}\r\n\ufeff{"a": 2}\r\n\ufeff',
         '[{"a": 1}, {"a": 2}]',
         '\ufeff \n[\n{"a": 1}\n,\n{"a": 2}\n]\n',
         '[{"a": 1}, {"a": 2},]',
@@ -100,6 +102,12 @@ def test_files_come_in_the_order_of_the_setting_and_each_once(tmp_path: Path) ->
         (tmp_path / name).touch()
     patterns = [str(tmp_path / name) for name in ("c.json", "*.jsonl", "a.jsonl", "[x].json")]
     assert [Path(source.name).name for source in find_sources(patterns)] == ["c.json", "a.jsonl", "b.jsonl", "[x].json"]
+
+
+def test_a_file_whose_name_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).write_text("{}")
+    with pytest.raises(UserError, match=r"udcff.jsonl is not UTF-8"):
+        find_sources([str(tmp_path)])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Shapes of rows, and the reasons for which a row is left out; each reason of REASONS occurs in some test."""
 
 import pytest
-from helpers.tiny_tokenizer import APPENDING
+from helpers.tiny_tokenizer import APPENDING, CALLS_AS_OBJECTS
 from hidden_states.conversations.messages import ROLES
 from hidden_states.conversations.reasons import REASONS, Rejected
 from hidden_states.conversations.shapes import Conversation, TokenIds, read_shape
@@ -209,3 +209,22 @@ def test_an_undocumented_reason_is_a_bug() -> None:
     with pytest.raises(ValueError, match="bug"):
         Rejected("because", "")
     assert all(meaning.endswith(".") for meaning in REASONS.values())
+
+
+@pytest.mark.parametrize("depth", [100, 5_000, 100_000])
+def test_depth_crashes_nothing(outcome, depth: int) -> None:
+    deep: dict = {}
+    for _ in range(depth):
+        deep = {"a": deep}
+    call = {"function": {"name": "f", "arguments": deep}}
+    for row in (
+        {"messages": [USER, ANSWER | {"tool_calls": [call]}]},
+        {"messages": [USER, ANSWER], "tools": [deep]},
+        deep,
+    ):
+        result = outcome(CALLS_AS_OBJECTS, row)
+        assert not isinstance(result, Rejected) or result.reason in (
+            "invalid_json",
+            "invalid_tool_call",
+            "unknown_shape",
+        )
