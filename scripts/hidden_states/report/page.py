@@ -63,9 +63,13 @@ def _tiles(run: RunFigures) -> str:
 def _run_table(run: RunFigures) -> str:
     summary, tokens = run.summary, run.total("tokens")
     loss_share = f" ({run.total('loss_tokens') / tokens:.0%} of the tokens)" if tokens else ""
+    samples = summary.get("samples", summary["accepted"])
+    # A template that rewrites history makes a sample of every answer.
+    made = [] if samples == summary["accepted"] else [(1, "samples made of these", count(samples))]
     rows = [
         (0, "Input rows read", count(summary["rows_read"])),
         (1, "accepted", count(summary["accepted"])),
+        *made,
         (1, "rejected", count(summary["rejected"])),
         *((2, reason, count(number)) for reason, number in by_count(summary["reasons"])),
         (0, "Samples in the dataset", count(run.total("samples"))),

@@ -173,6 +173,13 @@ def test_sizes_of_a_draft_vocabulary_are_in_order(run):
     assert places == sorted(places)
 
 
+def test_samples_are_counted_beside_rows_where_they_are_more(run):
+    summary = json.loads(run.results.summary.read_text())
+    assert "samples made of these" not in page(gather(run.results, 2), "results")
+    write_json(run.results.summary, summary | {"accepted": 3, "samples": 4321})
+    assert re.search(r"samples made of these</span></td><td[^>]*>4,321<", page(gather(run.results, 2), "results"))
+
+
 def test_names_from_data_cannot_become_markup(run):
     summary = json.loads(run.results.summary.read_text())
     write_json(run.results.summary, {**summary, "reasons": {"<script>alert(1)</script>": 1}})
