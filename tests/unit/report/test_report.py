@@ -12,6 +12,7 @@ from helpers.finished_run import Run, make_sample
 from hidden_states.errors import UserError
 from hidden_states.files import write_json
 from hidden_states.report.charts import bar_chart, round_step
+from hidden_states.report.conversations import Segment, ShownSample
 from hidden_states.report.figures import gather
 from hidden_states.report.page import page
 from hidden_states.report.table import chunk_csv
@@ -88,11 +89,25 @@ def test_the_page_is_one_well_formed_file_with_every_figure(run):
     server = json.loads(run.results.ready.read_text())
     check = {"replay": {"agreement": 0.98125}, "slots": [{"slot": "L = 2", "median": 0.004, "largest": 0.06}]}
     write_json(run.results.ready, {**server, "self_check": check})
-    text = page(gather(run.results, 2), "results/dataset/speculators")
+    figures = gather(run.results, 2)
+    parts = [Segment("<|user|>\n", False), Segment("", False, 1234), Segment("</mark>yes\n", True)]
+    figures.shown = [ShownSample(7, "a.jsonl row 3", 2000, 3, parts)]
+    text = page(figures, "results/dataset/speculators")
     parser = Balance()
     parser.feed(text)
     assert parser.open == []
-    for word in ("timeout", "empty", "0.9812", "L = 2", "0.06", "53", "speculators train", "0001"):
+    for word in (
+        "timeout",
+        "empty",
+        "0.9812",
+        "L = 2",
+        "0.06",
+        "53",
+        "speculators train",
+        "0001",
+        "1,234",
+        "</mark>yes",
+    ):
         assert word in parser.text
     assert not re.search(r'(src|href)="', text), "nothing is loaded from elsewhere"
 
