@@ -115,6 +115,19 @@ QWEN3_THINKING = Family(
     ("<|im_end|>",),
 )
 
+QWEN3_MARKED = Family(
+    CHATML_HEAD
+    + "{% if m.role == 'assistant' %}"
+    + SPLIT
+    + "{% generation %}{{ '<think>\n' + why.strip('\n') + '\n</think>\n\n' + said.lstrip('\n') }}"
+    + JSON_CALLS
+    + "{{ '<|im_end|>\n' }}{% endgeneration %}{% else %}{{ m.content }}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    answers(CHATML_ANSWER % r"(?:<think>\n\n</think>\n\n)?"),
+    CHATML_TOKENS,
+    ("<|im_end|>",),
+)
+
 QWEN3_CODER = Family(
     CHATML_HEAD
     + "{% if m.tool_calls %}{% if m.content and m.content.strip() %}{{ m.content.strip() + '\n' }}{% endif %}"
@@ -294,6 +307,16 @@ KIMI_K2 = Family(
     KIMI_TOKENS,
     ("<|im_end|>", "[EOS]"),
 )
+KIMI_K2_THINKING = Family(
+    HEAD
+    + KIMI_HEAD
+    + "{{ '<think></think>' if m.role == 'assistant' }}{{ m.content or '' }}"
+    + KIMI_BODY
+    + "{% endif %}",
+    answers(KIMI_ANSWER % "(?:<think></think>)?"),
+    KIMI_TOKENS,
+    ("<|im_end|>", "[EOS]"),
+)
 KIMI_K25 = Family(
     THOUGHT
     + HEAD
@@ -341,6 +364,7 @@ FAMILIES = {
     "llama3": LLAMA3,
     "qwen3": QWEN3,
     "qwen3_thinking": QWEN3_THINKING,
+    "qwen3_marked": QWEN3_MARKED,
     "qwen3_coder": QWEN3_CODER,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
@@ -350,6 +374,7 @@ FAMILIES = {
     "gemma": GEMMA,
     "mistral": MISTRAL,
     "kimi_k2": KIMI_K2,
+    "kimi_k2_thinking": KIMI_K2_THINKING,
     "kimi_k25": KIMI_K25,
     "minimax_m2": MINIMAX_M2,
     "phi": PHI,

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 256
 BATCH_BYTES = 4 << 20
-LARGE_CHARS = 1 << 20
-"""A text longer than this is counted in tokens before anything else is done with it."""
+LARGE_CHARS, MANY_TURNS = 1 << 20, 60
+"""A text longer than this, or with more answers, is counted in tokens before anything else is done with it: finding
+the answers renders the row up to each of them."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,8 @@ class BatchTokenizer:
     def _render(self, conversation: Conversation) -> _Rendered:
         text, messages = self.renderer.whole(conversation)
         conversation = replace(conversation, messages=messages)
-        if len(text) > LARGE_CHARS and (count := len(self._encode_alone(text))) > self._max_tokens:
-            # Before its answers are looked for: each of them may need a text of its own
+        is_large = len(text) > LARGE_CHARS or len(conversation.assistant_turns) > MANY_TURNS
+        if is_large and (count := len(self._encode_alone(text))) > self._max_tokens:
             conversation, text = self._truncated(conversation, count)
         return _Rendered(conversation, self._spans.find(conversation, text))
 

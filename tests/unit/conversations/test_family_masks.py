@@ -144,6 +144,20 @@ def test_an_empty_think_block_before_the_newest_answer_has_no_loss_and_makes_a_s
     assert "assistant\n1.<|im_end|>" in texts("qwen3", PLAIN)[1]
 
 
+@pytest.mark.parametrize("name", ["kimi_k2_thinking", "qwen3_marked"])
+def test_an_empty_think_block_has_no_loss_where_no_prompt_has_it_and_where_it_is_marked(said: Said, name: str) -> None:
+    assert said(name, PLAIN) == [["1.<|im_end|>", "2.<|im_end|>"]]
+
+
+def test_white_space_that_an_answer_begins_with_is_its_own_behind_an_empty_think_block(said: Said) -> None:
+    assert said("kimi_k2_thinking", {"messages": [user("One?"), answer("\n1.")]}) == [["\n1.<|im_end|>"]]
+
+
+def test_an_empty_think_block_that_a_template_puts_before_reasoning_is_in_no_sample(said: Said, texts: Any) -> None:
+    assert said("kimi_k2_thinking", WRITTEN)[0] == ["<think>\nfirst\n</think>\n\n1.<|im_end|>"]
+    assert "<think></think><think>" not in texts("kimi_k2_thinking", WRITTEN)[0]
+
+
 @pytest.mark.parametrize("row", [THOUGHT, WRITTEN])
 def test_reasoning_has_loss_where_the_model_gave_it_and_is_gone_from_later_samples(
     said: Said, texts: Any, row: dict

@@ -1,0 +1,58 @@
+"""``PYTHONPATH=benchmarks:tests python -m masks --data ../shared/data [--templates FOLDER] [--output FILE] [NAME …]``.
+
+Every row below ``conversations/`` and ``malformed/`` and of ``nasty.jsonl``, every fifth once more with reasoning, with
+each template of tests/helpers/mask_templates.py and each ``*.jinja`` in FOLDER that is of a family known there.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from helpers.mask_table import Line, measure, read_all, real_templates
+from helpers.mask_templates import FAMILIES
+
+COLUMNS = ("template", "rows", "accepted", "samples", "rejected, by reason", "answers compared", "tokens", "with loss")
+HEADER = f"| {' | '.join(COLUMNS)} | agree |\n|---|---:|---:|---:|---|---:|---:|---:|---:|"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="masks")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--templates", type=Path)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth row only")
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    files = sorted(arguments.data.glob("conversations/*"))
+    files += [arguments.data / "nasty.jsonl", *sorted(arguments.data.glob("malformed/*"))]
+    rows = read_all(files)[:: arguments.every]
+    families = FAMILIES | (real_templates(arguments.templates) if arguments.templates else {})
+    text = [HEADER]
+    print(HEADER, flush=True)
+    for name, family in families.items():
+        if arguments.names and name not in arguments.names:
+            continue
+        begin = time.perf_counter()
+        line = measure(name, family, rows)
+        text.append(row_of(line))
+        print(text[-1], f"<!-- {time.perf_counter() - begin:.0f} s -->", flush=True)
+        for problem in line.agreement.different[:3]:
+            print("  differs:", problem)
+    if arguments.output:
+        arguments.output.write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+def row_of(line: Line) -> str:
+    """One line of the table. ``agree``: share of the samples whose masks are equal to the last token; samples in
+    which a template with markers writes answers in another form than its family are not compared."""
+    found = line.agreement
+    compared = found.samples - found.unseen
+    agree = f"{(compared - len(found.different)) / compared:.2%}" if compared else "–"
+    unseen = f" ({found.unseen} not compared)" if found.unseen else ""
+    reasons = ", ".join(f"{code} {count}" for code, count in line.reasons.most_common())
+    cells = (line.name, line.rows, line.accepted, line.samples, reasons, found.answers, found.tokens, found.loss_tokens)
+    return f"| {' | '.join(map(str, cells))} | {agree}{unseen} |"
+
+
+if __name__ == "__main__":
+    main()
