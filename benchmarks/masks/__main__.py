@@ -11,6 +11,21 @@ from pathlib import Path
 from helpers.mask_table import Line, measure, read_all, real_templates
 from helpers.mask_templates import FAMILIES
 
+PAGE = """# Loss masks
+
+What becomes of real conversations with each chat template, and whether two ways to compute the mask agree: that of the
+workflow, by renderings and tokens, and one by the look of a family's answers in the text and the character offsets of
+a fast tokenizer. `agree` is the share of the samples whose masks are equal to the last token. Made by
+
+    PYTHONPATH=benchmarks:tests python -m masks --data ../shared/data --templates FOLDER --every {every} \\
+        --output docs/masks.md
+
+from {rows:,} rows: every {nth} of the test data, a sixth of them with reasoning added. Small letters are templates of
+our own (`tests/helpers/mask_templates.py`), the others those of models, as public repositories have them. Rows are
+rejected as `mask_ambiguous` mostly where a model always thinks and the row has no reasoning, and as `template_error`
+where a template has no place for a row's reasoning or tools.
+
+"""
 COLUMNS = ("template", "rows", "accepted", "samples", "rejected, by reason", "answers compared", "tokens", "with loss")
 HEADER = f"| {' | '.join(COLUMNS)} | agree |\n|---|---:|---:|---:|---|---:|---:|---:|---:|"
 
@@ -39,7 +54,9 @@ def main() -> None:
         for problem in line.agreement.different[:3]:
             print("  differs:", problem)
     if arguments.output:
-        arguments.output.write_text("\n".join(text) + "\n", encoding="utf-8")
+        nth = "one" if arguments.every == 1 else f"{arguments.every}th"
+        page = PAGE.format(every=arguments.every, nth=nth, rows=len(rows))
+        arguments.output.write_text(page + "\n".join(text) + "\n", encoding="utf-8")
 
 
 def row_of(line: Line) -> str:
