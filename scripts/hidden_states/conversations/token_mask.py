@@ -35,12 +35,11 @@ class TokenMasker:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", eos_ids: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
-        self._eos_ids = sorted(added.keys() & set(eos_ids))  # an id that is a piece of a word ends nothing
         self._id_of = {token.content: number for number, token in added.items()}
         names = sorted(self._id_of, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self._is_added = numpy.zeros(max(added, default=-1) + 1, dtype=bool)
-        self._is_added[list(added)] = True
+        self._is_added = _table(added)
+        self._is_end = _table(added.keys() & set(eos_ids))  # an id that is a piece of a word ends nothing
         ends = [token.content for number, token in added.items() if token.special or number in eos_ids]
         self._ends_turns = frozenset(ends) - set(THINK_TAGS)
         self._encode_short = lru_cache(maxsize=1 << 14)(self._encode)
@@ -53,7 +52,7 @@ class TokenMasker:
         Raises Rejected when an answer or its prompt ends inside a token, or an answer goes on behind its end of turn.
         """
         boundaries = _Boundaries(self, text, ids)
-        is_end = numpy.isin(ids, self._eos_ids)
+        is_end = self._is_end.take(ids, mode="clip")
         mask = numpy.zeros(ids.size, dtype=numpy.int8)
         ends = []
         for answer in answers:
@@ -72,7 +71,7 @@ class TokenMasker:
         return mask, ends
 
     def _require_nothing_said(self, rest: numpy.ndarray) -> None:
-        words = numpy.delete(rest, self.added_places(rest))
+        words = rest[~self._is_added.take(rest, mode="clip")]
         if words.size and self._tokenizer.decode(words.tolist()).strip():
             raise Rejected("mask_ambiguous", "an answer goes on behind a token at which the model stops")
 
@@ -81,10 +80,7 @@ class TokenMasker:
 
     def added_places(self, ids: numpy.ndarray) -> numpy.ndarray:
         """Where in ``ids`` the added tokens are."""
-        inside = ids < self._is_added.size
-        return (
-            numpy.flatnonzero(inside & self._is_added[numpy.where(inside, ids, 0)]) if self._is_added.size else ids[:0]
-        )
+        return self._is_added.take(ids, mode="clip").nonzero()[0]
 
     def added_in_text(self, text: str) -> list[tuple[int, int, int]]:
         """(begin, end, id) of every added token in ``text``."""
@@ -95,6 +91,13 @@ class TokenMasker:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _table(chosen: Collection[int]) -> numpy.ndarray:
+    """bool, True at the ids that are chosen; its last entry stands for all higher ids, of which none is."""
+    table = numpy.zeros(max(chosen, default=-1) + 2, dtype=bool)
+    table[list(chosen)] = True
+    return table
 
 
 class _Boundaries:
