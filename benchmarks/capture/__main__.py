@@ -29,7 +29,7 @@ MAIN_LENGTH = "2048"
 WARM_UP_SECONDS = 8.0
 SEED = 7
 SINKS = ("memory", "disk")
-STORAGES = ("bfloat16",)
+STORAGES = ("bfloat16", "float8")
 BASELINES = ("transformers", "return_hidden_states")
 
 

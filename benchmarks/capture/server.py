@@ -19,7 +19,8 @@ import psutil
 from hidden_states.layers import resolve_layers
 from hidden_states.layout import Results
 from hidden_states.server.command import command, environment
-from hidden_states.server.specification import CPU_ARGUMENTS, DTYPES, ServerSpecification
+from hidden_states.server.specification import CPU_ARGUMENTS, ServerSpecification
+from hidden_states.store.state_file import DTYPES
 
 from capture.shapes import SHAPES
 

@@ -65,6 +65,11 @@ def check(config: dict[str, Any], schema: Path, own: bool) -> dict[str, Any]:
     settings = _with_defaults(rules, config)
     if "layers" not in config.get("capture", {}) and settings["packaging"]["formats"] == [V1]:
         settings["capture"]["layers"] = V1
+    if settings["capture"]["storage"] == "float8" and V1 in settings["packaging"]["formats"]:
+        raise UserError(
+            f"config key capture.storage = float8: {V1} in packaging.formats has no place for its scales, and its "
+            "trainers read none. Take storage: bfloat16, or the format speculators alone."
+        )
     return settings
 
 

@@ -7,31 +7,38 @@ from dataclasses import dataclass, field
 import numpy
 import torch
 
+from hidden_states.store.state_file import SCALE_BYTES
+
 MIN_BUFFERS = 16
 MAX_BUFFER_BYTES = 256 << 20
 
 
 @dataclass(eq=False)
 class Buffer:
-    """``host``: storage dtype [rows, row_width]; ``memory``: the same bytes, uint8 [rows, row_bytes].
-    ``users``: segments that still have to be written from it."""
+    """``host``: storage dtype [rows, row_width]; ``memory``: the same bytes, uint8 [rows, row_bytes]. ``host_scales``
+    and ``scales``: float32 [rows], the same memory twice, or None. ``users``: segments that still have to be written
+    from it."""
 
     host: torch.Tensor
     memory: numpy.ndarray
+    host_scales: torch.Tensor | None = None
+    scales: numpy.ndarray | None = None
     users: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class BufferPool:
     """At most ``limit_bytes`` of host memory in buffers of equal size, each made when it is first needed, pinned for
-    a CUDA device.
+    a CUDA device. With ``scaled`` each row has a float32 beside it.
 
     Sizes are powers of two, which is what the allocator of pinned memory rounds up to: the bound is then the real one.
     Raises ValueError when ``limit_bytes`` does not hold two buffers of one row.
     """
 
-    def __init__(self, limit_bytes: int, row_width: int, dtype: torch.dtype, pinned: bool) -> None:
-        row_bytes = row_width * dtype.itemsize
+    def __init__(
+        self, limit_bytes: int, row_width: int, dtype: torch.dtype, pinned: bool, scaled: bool = False
+    ) -> None:
+        row_bytes = row_width * dtype.itemsize + (SCALE_BYTES if scaled else 0)
         self._buffer_bytes = max(
             min(MAX_BUFFER_BYTES, _power_of_two_below(limit_bytes // MIN_BUFFERS)), _power_of_two_above(row_bytes)
         )
@@ -43,7 +50,7 @@ class BufferPool:
             )
         self.num_rows = self._buffer_bytes // row_bytes
         self.wait_seconds = 0.0
-        self._row_width, self._dtype, self._pinned = row_width, dtype, pinned
+        self._row_width, self._dtype, self._pinned, self._scaled = row_width, dtype, pinned, scaled
         self._made = 0
         self._free: list[Buffer] = []
         self._condition = threading.Condition()
@@ -79,7 +86,12 @@ class BufferPool:
     def _make(self) -> Buffer:
         memory = torch.empty(self._buffer_bytes, dtype=torch.uint8, pin_memory=self._pinned)
         rows = memory[: self.num_rows * self._row_width * self._dtype.itemsize].view(self.num_rows, -1)
-        return Buffer(rows.view(self._dtype), rows.numpy())
+        buffer = Buffer(rows.view(self._dtype), rows.numpy())
+        if self._scaled:
+            # At the end, which is a multiple of their size.
+            buffer.host_scales = memory[self._buffer_bytes - self.num_rows * SCALE_BYTES :].view(torch.float32)
+            buffer.scales = buffer.host_scales.numpy()
+        return buffer
 
 
 def _power_of_two_below(number: int) -> int:

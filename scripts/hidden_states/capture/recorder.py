@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 import torch
 
+from hidden_states.capture.float8 import quantised
 from hidden_states.capture.model import CapturedModel
 from hidden_states.capture.reports import Reports
 from hidden_states.capture.request import Request, Segment
@@ -22,6 +23,8 @@ from hidden_states.capture.settings import SAFE_RID, CaptureSettings
 from hidden_states.capture.sink import Sink
 
 log = logging.getLogger(__name__)
+
+STORED_AS = {"bfloat16": torch.bfloat16, "float8": torch.float8_e4m3fn}
 
 ABANDONED_SECONDS = 300
 """A request whose next rows do not come for so long has lost its client. One that does go on later fails, and is sent
@@ -40,7 +43,7 @@ class Recorder:
         self._forwards = self._rows = 0
         self._looked_for_abandoned = time.monotonic()
         self._reports = Reports(settings.dump)
-        self._sink = Sink(settings, model.hidden_size, model.device, self._reports, torch.bfloat16)
+        self._sink = Sink(settings, model.hidden_size, model.device, self._reports, STORED_AS[settings.storage])
         self._reports.start(self.stats)
 
     def forward_batch(self, original: Callable, worker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,8 +157,12 @@ class Recorder:
             if slot.dim() != 2 or slot.shape[0] < num_rows or slot.shape[1] != self._model.hidden_size:
                 raise ValueError(f"states of shape {list(slot.shape)} for {num_rows} rows of {self._model.hidden_size}")
         # A copy on the compute stream: norms write in place, and a graph's outputs are overwritten by the next forward.
-        rows = torch.stack([slot[:num_rows].to(torch.bfloat16) for slot in slots], dim=1)
-        self._sink.take(rows.view(num_rows, -1), self._segments)
+        slots = [slot[:num_rows] for slot in slots]
+        if self._settings.storage == "float8":
+            rows, scales = quantised(slots)
+        else:
+            rows, scales = torch.stack([slot.to(torch.bfloat16) for slot in slots], dim=1), None
+        self._sink.take(rows.view(num_rows, -1), scales, self._segments)
         self._forwards += 1
         self._rows += sum(segment.end - segment.begin for segment in self._segments)
         return True

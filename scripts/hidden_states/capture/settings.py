@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hidden_states.store.state_file import DTYPES
+
 SWITCH = "SGLANG_HS_DUMP_DIR"
 SAFE_RID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 """A rid becomes a file name: no separators, no leading dot, bounded length."""
@@ -48,7 +50,7 @@ class CaptureSettings:
             fingerprint=fingerprint,
             layers=_layers(),
             final=_choice("SGLANG_HS_FINAL", "pre_norm", ("pre_norm", "post_norm")),
-            storage=_choice("SGLANG_HS_STORAGE", "bfloat16", ("bfloat16",)),
+            storage=_choice("SGLANG_HS_STORAGE", "bfloat16", tuple(DTYPES)),
             rid_prefix=prefix,
             buffer_bytes=_number("SGLANG_HS_BUFFER_BYTES", str(4 << 30), int),
             wait_seconds=wait_seconds,

@@ -54,7 +54,13 @@ class Sink:
         self._settings, self._hidden_size, self._reports = settings, hidden_size, reports
         on_cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_cuda else None
-        self.pool = BufferPool(settings.buffer_bytes, settings.num_slots * hidden_size, dtype, pinned=on_cuda)
+        self.pool = BufferPool(
+            settings.buffer_bytes,
+            settings.num_slots * hidden_size,
+            dtype,
+            pinned=on_cuda,
+            scaled=dtype is torch.float8_e4m3fn,
+        )
         self.files_written = self.bytes_written = 0
         self._generations = itertools.count()
         self._lock = threading.Lock()
@@ -67,8 +73,9 @@ class Sink:
         generation = next(self._generations)
         return Request(rid, token_ids, generation, writer=generation % NUM_WRITERS)
 
-    def take(self, rows: torch.Tensor, segments: list[Segment]) -> None:
-        """``rows``: storage dtype [num_rows, num_slots * hidden_size] on the device, not written to afterwards.
+    def take(self, rows: torch.Tensor, scales: torch.Tensor | None, segments: list[Segment]) -> None:
+        """``rows``: storage dtype [num_rows, num_slots * hidden_size] on the device, not written to afterwards;
+        ``scales``: float32 [num_rows] with float8.
 
         Waits for free buffers, ``wait_seconds`` at most for the whole call; requests whose rows found none fail
         with ``sink_stalled``.
@@ -93,7 +100,7 @@ class Sink:
                 for part in parts:
                     self._stalled(part.request)
                 continue
-            self._send(rows, begin, end, parts, buffer, ready)
+            self._send(rows, scales, begin, end, parts, buffer, ready)
 
     def fail(self, request: Request, reason: str, detail: str) -> None:
         """Report a request as failed, once, and forget its rows."""
@@ -112,20 +119,32 @@ class Sink:
         seconds = self._settings.wait_seconds
         self.fail(request, "sink_stalled", f"no buffer became free in {seconds:g} s: the disk is slower than the model")
 
-    def _send(self, rows: torch.Tensor, begin: int, end: int, parts: list[Segment], buffer: Buffer, ready: Any) -> None:
-        host, copied = buffer.host[: end - begin], None
+    def _send(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        begin: int,
+        end: int,
+        parts: list[Segment],
+        buffer: Buffer,
+        ready: Any,
+    ) -> None:
+        pairs = [(buffer.host, rows)] if scales is None else [(buffer.host, rows), (buffer.host_scales, scales)]
+        copied = None
         buffer.users = len(parts)
         try:
             if self._stream is None:
-                host.copy_(rows[begin:end])
+                for host, device in pairs:
+                    host[: end - begin].copy_(device[begin:end])
             else:
                 with torch.cuda.stream(self._stream):
                     self._stream.wait_event(ready)
-                    host.copy_(rows[begin:end], non_blocking=True)
+                    for host, device in pairs:
+                        host[: end - begin].copy_(device[begin:end], non_blocking=True)
+                        device.record_stream(self._stream)
                     # Writers wait for it, and must not spin while they do.
                     copied = torch.cuda.Event(blocking=True)
                     copied.record()
-                rows.record_stream(self._stream)
         except Exception:
             buffer.users = 1
             self.pool.release(buffer)
@@ -160,7 +179,10 @@ class Sink:
             )
         if item.copied is not None:
             item.copied.synchronize()
-        if request.file.append(item.buffer.memory[item.begin : item.end]):
+        scales = item.buffer.scales
+        if request.file.append(
+            item.buffer.memory[item.begin : item.end], None if scales is None else scales[item.begin : item.end]
+        ):
             num_bytes = request.file.finish()
             request.file = None
             with self._lock:

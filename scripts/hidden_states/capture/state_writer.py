@@ -8,7 +8,7 @@ import numpy
 import xxhash
 
 from hidden_states.capture.settings import CaptureSettings
-from hidden_states.store.state_file import HEADER_BYTES, NO_CHECKSUM, StateHeader, sample_key
+from hidden_states.store.state_file import DTYPES, HEADER_BYTES, NO_CHECKSUM, StateHeader, sample_key
 
 
 class StateFileWriter:
@@ -29,26 +29,31 @@ class StateFileWriter:
             fingerprint=settings.fingerprint,
             layers=settings.layers,
             final=settings.final,
-            dtype="BF16",
+            dtype=DTYPES[settings.storage],
             num_tokens=len(token_ids),
             hidden_size=hidden_size,
             checksum=NO_CHECKSUM,
         )
+        self._scales = bytearray()
         self._digest = xxhash.xxh3_128()
         self._offset = HEADER_BYTES
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-    def append(self, rows: numpy.ndarray) -> bool:
-        """Write ``rows``, contiguous uint8 [num_rows, row_bytes]; True when they were the last."""
+    def append(self, rows: numpy.ndarray, scales: numpy.ndarray | None) -> bool:
+        """Write ``rows``, contiguous uint8 [num_rows, row_bytes]; True when they were the last. ``scales``: float32
+        [num_rows] with float8, kept until then."""
         data = memoryview(rows).cast("B")
+        if scales is not None:
+            self._scales += scales.astype("<f4", copy=False).tobytes()
         self._digest.update(data)
         self._write(data)
         return self._offset == HEADER_BYTES + self._header.states_bytes
 
     def finish(self) -> int:
-        """Write ids and header, fsync, rename; returns the bytes of the file."""
-        self._digest.update(self._ids)
-        self._write(memoryview(self._ids))
+        """Write ids, scales and header, fsync, rename; returns the bytes of the file."""
+        for data in (self._ids, self._scales):
+            self._digest.update(data)
+            self._write(memoryview(data))
         header = dataclasses.replace(self._header, checksum=self._digest.hexdigest())
         os.pwrite(self._descriptor, header.to_bytes(), 0)
         os.fsync(self._descriptor)

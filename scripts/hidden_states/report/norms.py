@@ -11,10 +11,21 @@ from pathlib import Path
 import numpy as np
 
 from hidden_states.store.checksums import StateFileError, read_header
-from hidden_states.store.state_file import HEADER_BYTES, StateHeader
+from hidden_states.store.state_file import HEADER_BYTES, SCALE_BYTES, StateHeader
 
 STATES, TOKENS = 1024, 8
 """Samples of the whole dataset, and tokens of each, that are read at most."""
+
+
+def _e4m3_values() -> np.ndarray:
+    """The value of each byte, float32 [256]: sign, four bits of exponent, three of fraction; 0x7F and 0xFF are NaN."""
+    exponent, fraction = (np.arange(128) >> 3), np.arange(128) & 7
+    values = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
+    values[127] = np.nan
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+_E4M3 = _e4m3_values()
 
 
 @dataclass
@@ -59,14 +70,21 @@ def slot_rms(path: Path) -> np.ndarray:
     tokens = [1 + token for token in evenly(header.num_tokens - 1, TOKENS)] or [0]
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        raw = [os.pread(descriptor, header.bytes_per_token, HEADER_BYTES + t * header.bytes_per_token) for t in tokens]
+        raw = [os.pread(descriptor, header.row_bytes, HEADER_BYTES + t * header.row_bytes) for t in tokens]
+        scales = np.ones(len(tokens), np.float32)
+        if header.is_scaled:
+            read = [os.pread(descriptor, SCALE_BYTES, header.scales_offset + t * SCALE_BYTES) for t in tokens]
+            scales = np.frombuffer(b"".join(read), "<f4")
     finally:
         os.close(descriptor)
     states = _as_float32(b"".join(raw), header).reshape(len(tokens), header.num_slots, header.hidden_size)
+    states = states * scales[:, None, None]
     return np.median(np.sqrt(np.mean(np.square(states), axis=2)), axis=0)
 
 
 def _as_float32(raw: bytes, header: StateHeader) -> np.ndarray:
+    if header.is_scaled:
+        return _E4M3[np.frombuffer(raw, np.uint8)]
     if header.dtype == "BF16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(raw, {"F16": "<f2", "F32": "<f4"}[header.dtype]).astype(np.float32)

@@ -20,10 +20,7 @@ from hidden_states.server import arguments as server_arguments
 from hidden_states.server.devices import choose_device
 from hidden_states.settings import model_folder
 from hidden_states.store.fingerprint import fingerprint
-from hidden_states.store.state_file import DTYPE_BYTES
-
-DTYPES = {"bfloat16": "BF16"}
-"""Storage setting → dtype as safetensors names it."""
+from hidden_states.store.state_file import DTYPES, bytes_per_token
 
 CPU_ARGUMENTS = {"attention_backend": "torch_native", "max_total_tokens": 65536, "sleep_on_idle": True}
 """Defaults on the CPU: without a limit SGLang takes most of the memory for its cache, and it spins when idle."""
@@ -60,8 +57,8 @@ class ServerSpecification:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one row of a state file, all slots."""
-        return (len(self.layers) + 1) * self.hidden_size * DTYPE_BYTES[self.dtype]
+        """Bytes of one row of a state file, all slots, with its scale where it has one."""
+        return bytes_per_token(len(self.layers) + 1, self.hidden_size, self.dtype)
 
     @cached_property
     def server_hash(self) -> str:
@@ -86,8 +83,6 @@ def build(settings: dict[str, Any], results: Results) -> ServerSpecification:
     """
     server, capture = settings["server"], settings["capture"]
     storage = capture["storage"]
-    if storage not in DTYPES:
-        raise UserError(f"config key capture.storage = {storage} is not supported yet; use bfloat16.")
     arguments = server_arguments.normalise(server["arguments"])
     tensor_parallel_size = _tensor_parallel_size(arguments)
     device = choose_device(server["device"])

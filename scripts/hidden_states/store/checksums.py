@@ -21,6 +21,7 @@ LARGEST_FINITE = {
     "BF16": (numpy.int16, numpy.uint16, 0x7F7F, 0xFF7F),
     "F16": (numpy.int16, numpy.uint16, 0x7BFF, 0xFBFF),
     "F32": (numpy.int32, numpy.uint32, 0x7F7FFFFF, 0xFF7FFFFF),
+    "F8_E4M3": (numpy.int8, numpy.uint8, 0x7E, 0xFE),
 }
 """Signed and unsigned view of a dtype and the largest finite bit pattern of each: above them lie only infinities and
 NaN. The largest signed view sees positive numbers, the largest unsigned one negative numbers."""
@@ -30,8 +31,8 @@ class StateFileError(Exception):
     """A state file is not what it should be.
 
     ``reason`` is one of ``missing``, ``unreadable``, ``foreign``, ``truncated``, ``too_long``, ``header_damaged``,
-    ``wrong_layers``, ``wrong_shape``, ``checksum_mismatch``, ``wrong_token_ids``, ``not_finite``, ``zero_row``;
-    ``detail`` says what was found.
+    ``wrong_layers``, ``wrong_shape``, ``checksum_mismatch``, ``wrong_token_ids``, ``not_finite``, ``wrong_scale``,
+    ``zero_row``; ``detail`` says what was found.
     """
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -82,7 +83,8 @@ def check_state_file(path: Path, expected: StateHeader | None, token_ids: numpy.
 
     ``expected``: what the header must say, but for the checksum. ``token_ids``: integer [num_tokens], the ids that
     were sent; without them the ids in the file must still be those of its key. Raises StateFileError with the first
-    fault, in this order: header and size, checksum against the header, token ids, finite values, no state of zeros.
+    fault, in this order: header and size, checksum against the header, token ids, finite values, scales that are finite
+    and above zero, no state of zeros.
     """
     descriptor, status = _open(path)
     try:
@@ -144,6 +146,8 @@ def _check_content(descriptor: int, header: StateHeader, token_ids: numpy.ndarra
     not_finite, zero_row = _stream_states(descriptor, header, digest)
     stored = os.pread(descriptor, 8 * header.num_tokens, HEADER_BYTES + header.states_bytes)
     digest.update(stored)
+    scales = os.pread(descriptor, header.file_bytes - header.scales_offset, header.scales_offset)
+    digest.update(scales)
     if digest.hexdigest() != header.checksum:
         raise StateFileError("checksum_mismatch", f"content has {digest.hexdigest()}, header says {header.checksum}")
     if sample_key(stored) != header.key:
@@ -152,8 +156,19 @@ def _check_content(descriptor: int, header: StateHeader, token_ids: numpy.ndarra
         _compare_ids(numpy.frombuffer(stored, "<i8"), token_ids)
     if not_finite is not None:
         raise StateFileError("not_finite", not_finite)
+    _check_scales(numpy.frombuffer(scales, "<f4"))
     if zero_row is not None:
         raise StateFileError("zero_row", zero_row)
+
+
+def _check_scales(scales: numpy.ndarray) -> None:
+    """float32 [num_tokens], or none."""
+    wrong = numpy.flatnonzero(~(numpy.isfinite(scales) & (scales > 0)))
+    if wrong.size:
+        row = int(wrong[0])
+        # What is infinite on the device has a scale that is.
+        reason = "wrong_scale" if numpy.isfinite(scales[row]) else "not_finite"
+        raise StateFileError(reason, f"row {row} has the scale {scales[row]}")
 
 
 def _compare_ids(found: numpy.ndarray, wanted: numpy.ndarray) -> None:
@@ -214,6 +229,9 @@ def _locate(values: numpy.ndarray, largest: numpy.unsignedinteger, position: int
     """Row, slot and column of the first value that is not finite in ``values``, a block at byte ``position``."""
     sign_off = values.dtype.type(numpy.iinfo(values.dtype).max >> 1)
     first = int(numpy.flatnonzero((values & sign_off) > largest)[0]) + position // values.itemsize
+    if header.is_scaled:
+        row = first // (header.hidden_size * header.num_slots)
+        return f"row {row} is not a number; in float8 one such value makes the whole row so"
     return f"{_place(first, header)}, column {first % header.hidden_size} is infinite or not a number"
 
 

@@ -2,8 +2,11 @@
 
 | tensor | dtype | shape | meaning |
 |---|---|---|---|
-| ``hidden_states`` | BF16 | [num_tokens, num_slots, hidden_size] | slots by layer, the final state last |
+| ``hidden_states`` | BF16 or F8_E4M3 | [num_tokens, num_slots, hidden_size] | slots by layer, the final state last |
 | ``token_ids`` | I64 | [num_tokens] | the ids the states belong to |
+| ``hidden_states_scales`` | F32 | [num_tokens, 1, 1] | with F8_E4M3 only: what each token's values are multiplied by |
+
+The tensors lie in this order. The scales are as speculators' ``fp8`` backend reads them, one a token for all its slots.
 
 The header's ``__metadata__`` says what the states are (``key``, ``fingerprint``, ``layers``, ``final``) and carries
 the checksum of everything after the header. The header has one possible byte string for given values, so that
@@ -27,12 +30,22 @@ HEADER_BYTES = 1024
 
 CHECKSUM_PATTERN = re.compile(r"[0-9a-f]{32}")
 NO_CHECKSUM = "0" * 32
-DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1}
+DTYPES = {"bfloat16": "BF16", "float8": "F8_E4M3"}
+"""Storage setting → dtype as safetensors names it."""
+
+FLOAT8 = "F8_E4M3"
+SCALE_BYTES = 4
 
 
 def sample_key(token_ids: bytes) -> str:
     """Key of a token sequence: BLAKE2b-128 of its ids as little-endian int64, in hex (32 characters)."""
     return hashlib.blake2b(token_ids, digest_size=16).hexdigest()
+
+
+def bytes_per_token(num_slots: int, hidden_size: int, dtype: str) -> int:
+    """Bytes of the states of one token, and of their scale where they have one; its id apart."""
+    return num_slots * hidden_size * DTYPE_BYTES[dtype] + (SCALE_BYTES if dtype == FLOAT8 else 0)
 
 
 @dataclass(frozen=True)
@@ -57,22 +70,36 @@ class StateHeader:
         return len(self.layers) + 1
 
     @property
-    def bytes_per_token(self) -> int:
+    def row_bytes(self) -> int:
         """Bytes of one row of ``hidden_states``, all slots."""
         return self.num_slots * self.hidden_size * DTYPE_BYTES[self.dtype]
 
     @property
+    def bytes_per_token(self) -> int:
+        """The same with the row's scale, where it has one."""
+        return bytes_per_token(self.num_slots, self.hidden_size, self.dtype)
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.dtype == FLOAT8
+
+    @property
     def states_bytes(self) -> int:
-        return self.num_tokens * self.bytes_per_token
+        return self.num_tokens * self.row_bytes
+
+    @property
+    def scales_offset(self) -> int:
+        """Where in the file the scales begin, float32 [num_tokens]; the end of the file when there are none."""
+        return HEADER_BYTES + self.states_bytes + 8 * self.num_tokens
 
     @property
     def file_bytes(self) -> int:
-        return HEADER_BYTES + self.states_bytes + 8 * self.num_tokens
+        return HEADER_BYTES + self.num_tokens * (self.bytes_per_token + 8)
 
     def to_bytes(self) -> bytes:
         """The header, exactly HEADER_BYTES long."""
-        end = self.states_bytes
-        content = {
+        end, last = self.states_bytes, self.states_bytes + 8 * self.num_tokens
+        content: dict[str, Any] = {
             "__metadata__": {
                 "checksum": self.checksum,
                 "final": self.final,
@@ -89,9 +116,15 @@ class StateHeader:
             "token_ids": {
                 "dtype": "I64",
                 "shape": [self.num_tokens],
-                "data_offsets": [end, end + 8 * self.num_tokens],
+                "data_offsets": [end, last],
             },
         }
+        if self.is_scaled:
+            content["hidden_states_scales"] = {
+                "dtype": "F32",
+                "shape": [self.num_tokens, 1, 1],
+                "data_offsets": [last, last + SCALE_BYTES * self.num_tokens],
+            }
         text = json.dumps(content, separators=(",", ":")).encode()
         room = HEADER_BYTES - 8
         if len(text) > room:

@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 from helpers.finished_run import Run, Sample, make_sample
+from helpers.states import header_for, write_state
+from hidden_states.capture.float8 import quantised
 from hidden_states.report import norms
 from hidden_states.report.figures import gather
 from hidden_states.report.norms import StateNorms, chosen_rows, evenly, slot_rms
@@ -32,6 +35,17 @@ def test_root_mean_square_of_random_states_is_that_of_float64(tmp_path):
     states = (run.chunks[0][0].states.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     expected = np.median(np.sqrt((states[1:] ** 2).mean(axis=2)), axis=0)
     assert slot_rms(run.state_path(run.key(0))) == pytest.approx(expected, rel=1e-6)
+
+
+def test_float8_is_read_with_its_scales(tmp_path):
+    tokens = list(range(6))
+    states = torch.randn(6, 4, 8) * torch.tensor([0.5, 1, 2, 40])[:, None]
+    stored, scales = quantised(list(states.unbind(1)))
+    content = stored.view(torch.uint8).numpy()
+    path = tmp_path / "a.safetensors"
+    write_state(path, tokens, header_for(tokens, dtype="F8_E4M3"), content, scales.numpy())
+    restored = (stored.float() * scales[:, None, None])[1:]
+    assert slot_rms(path) == pytest.approx(restored.square().mean(2).sqrt().median(0).values.numpy(), rel=1e-6)
 
 
 def test_a_truncated_or_missing_file_is_counted_and_the_rest_goes_on(tmp_path):

@@ -179,3 +179,11 @@ def test_a_model_folder_that_is_not_there_is_named(schema, tmp_path):
 def test_the_demo_model_must_have_been_made(schema, tmp_path):
     with pytest.raises(UserError, match="hidden-states demo-model"):
         model_folder(check({}, schema, own=False), Results(tmp_path))
+
+
+def test_float8_has_no_place_in_the_format_of_speculators_v1(schema):
+    capture = {"capture": {"storage": "float8"}}
+    assert check(capture, schema, own=False)["capture"]["storage"] == "float8"
+    for formats in (["speculators-v1"], ["speculators", "speculators-v1"]):
+        with pytest.raises(UserError, match=r"capture\.storage = float8: speculators-v1 in packaging\.formats"):
+            check(capture | {"packaging": {"formats": formats}}, schema, own=False)

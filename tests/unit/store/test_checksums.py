@@ -5,7 +5,7 @@ import os
 
 import numpy
 import pytest
-from helpers.states import header_for, states_for, write_state
+from helpers.states import header_for, scales_for, states_for, write_state
 from hidden_states.store import checksums
 from hidden_states.store.checksums import StateFileError, check_state_file, file_checksum, read_header
 
@@ -23,7 +23,7 @@ def file(tmp_path):
     return tmp_path / "a.safetensors"
 
 
-@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F8_E4M3"])
 @pytest.mark.parametrize("block_bytes", [16, 1 << 20])
 def test_a_good_file_passes_and_says_which_file_it_is(file, monkeypatch, dtype, block_bytes):
     monkeypatch.setattr(checksums, "BLOCK_BYTES", block_bytes)
@@ -35,15 +35,16 @@ def test_a_good_file_passes_and_says_which_file_it_is(file, monkeypatch, dtype, 
     assert checked.published == f"{status.st_ino}:{status.st_mtime_ns}"
 
 
-def test_every_flipped_bit_is_found(file):
-    write_state(file, IDS)
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3"])
+def test_every_flipped_bit_is_found(file, dtype):
+    write_state(file, IDS, header_for(IDS, dtype=dtype))
     good = file.read_bytes()
     for position in range(0, len(good), 7):
         damaged = bytearray(good)
         damaged[position] ^= 1 << (position % 8)
         file.write_bytes(damaged)
         try:
-            checked = check_state_file(file, header_for(IDS), numpy.array(IDS))
+            checked = check_state_file(file, header_for(IDS, dtype=dtype), numpy.array(IDS))
         except StateFileError:
             continue
         pytest.fail(f"flipped bit at {position} passed as {checked}")
@@ -57,6 +58,7 @@ def test_every_flipped_bit_is_found(file):
         ("final", "post_norm", "wrong_layers"),
         ("hidden_size", 16, "wrong_shape"),
         ("dtype", "F16", "wrong_shape"),
+        ("dtype", "F8_E4M3", "wrong_shape"),
         ("fingerprint", "ab" * 16, "foreign"),
         ("key", "ab" * 16, "foreign"),
     ],
@@ -93,13 +95,56 @@ def test_a_value_that_is_not_finite_is_found_with_its_place(file, monkeypatch, d
     check_state_file(file, header, numpy.array(IDS))
 
 
-@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("block_bytes", [16, 1 << 20])
+def test_a_row_of_float8_that_is_not_a_number_is_found_with_its_place(file, monkeypatch, block_bytes):
+    monkeypatch.setattr(checksums, "BLOCK_BYTES", block_bytes)
+    header = header_for(IDS, dtype="F8_E4M3")
+    for bits in (0x7F, 0xFF):
+        states = states_for(header)
+        states[3, 2, 6] = bits
+        write_state(file, IDS, header, states)
+        with pytest.raises(StateFileError, match="not_finite: row 3 is not a number"):
+            check_state_file(file, header, numpy.array(IDS))
+    for largest in (0x7E, 0xFE):
+        states[3, 2, 6] = largest
+        write_state(file, IDS, header, states)
+        check_state_file(file, header, numpy.array(IDS))
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        (numpy.nan, "not_finite: row 3 has the scale nan"),
+        (numpy.inf, "not_finite: row 3 has the scale inf"),
+        (0, "wrong_scale: row 3 has the scale 0.0"),
+        (-0.25, "wrong_scale: row 3 has the scale -0.25"),
+    ],
+)
+def test_a_scale_that_is_not_finite_or_not_above_zero_is_found_with_its_row(file, scale, words):
+    header = header_for(IDS, dtype="F8_E4M3")
+    scales = scales_for(header)
+    scales[3] = scale
+    write_state(file, IDS, header, scales=scales)
+    with pytest.raises(StateFileError, match=words):
+        check_state_file(file, header, numpy.array(IDS))
+
+
+def test_the_checksum_covers_the_scales(file):
+    header = header_for(IDS, dtype="F8_E4M3")
+    write_state(file, IDS, header)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert reason_of(file, header) == "checksum_mismatch"
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F8_E4M3"])
 @pytest.mark.parametrize("block_bytes", [16, 64, 1 << 20])
 def test_a_state_of_zeros_is_found_with_its_place_and_a_value_of_zero_is_not(file, monkeypatch, dtype, block_bytes):
     monkeypatch.setattr(checksums, "BLOCK_BYTES", block_bytes)
     header = header_for(IDS, dtype=dtype)
     states = states_for(header)
-    minus = states.dtype.type(0x80000000 if dtype == "F32" else 0x8000)
+    minus = states.dtype.type({"F32": 0x80000000, "F8_E4M3": 0x80}.get(dtype, 0x8000))
     states[1, 1, 0], states[3, 2, :], states[3, 2, 7] = 0, minus, 1
     write_state(file, IDS, header, states)
     check_state_file(file, header, numpy.array(IDS))
