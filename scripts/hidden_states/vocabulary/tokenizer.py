@@ -50,7 +50,7 @@ def load_tokenizer(model: Path, trust_remote_code: bool) -> "PreTrainedTokenizer
             "check that the model was trained with that class" if own_code else "tokenizer.json is followed",
         )
         if not own_code:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(model))
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(model), trust_remote_code=False)
     _check_added_tokens(model, tokenizer, config)
     return tokenizer
 
