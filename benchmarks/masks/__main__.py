@@ -60,15 +60,12 @@ def main() -> None:
 
 
 def row_of(line: Line) -> str:
-    """One line of the table. ``agree``: share of the samples whose masks are equal to the last token; samples in
-    which a template with markers writes answers in another form than its family are not compared."""
+    """One line of the table. ``agree``: share of the samples whose masks are equal to the last token."""
     found = line.agreement
-    compared = found.samples - found.unseen
-    agree = f"{(compared - len(found.different)) / compared:.2%}" if compared else "–"
-    unseen = f" ({found.unseen} not compared)" if found.unseen else ""
+    agree = f"{(found.samples - len(found.different)) / found.samples:.2%}" if found.samples else "–"
     reasons = ", ".join(f"{code} {count}" for code, count in line.reasons.most_common())
     cells = (line.name, line.rows, line.accepted, line.samples, reasons, found.answers, found.tokens, found.loss_tokens)
-    return f"| {' | '.join(map(str, cells))} | {agree}{unseen} |"
+    return f"| {' | '.join(map(str, cells))} | {agree} |"
 
 
 if __name__ == "__main__":

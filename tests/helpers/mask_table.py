@@ -28,13 +28,13 @@ FILES = {
     r"MiniMax": "minimax_m2",
     r"[Pp]hi": "phi",
     r"[Ll]lama-3|llama3": "llama3",
-    r"DeepSeek-V3\.[12]": "deepseek_v31",
+    r"DeepSeek-V(3\.[12]|4)": "deepseek_v31",
     r"deepseekv3_training": "deepseek_v3",
     r"R1|deepseek-r1|DeepSeek-V3|deepseekv3": "deepseek_r1",
     r"Coder": "qwen3_coder",
     r"QwQ|Thinking|[Qq]wen3[._][56]": "qwen3_thinking",
     r"Qwen3|qwen3": "qwen3",
-    r"Qwen": "chatml",
+    r"Qwen|qwen2": "chatml",
 }
 """Real templates by the name of their file → whose tokens and form of answer they have."""
 

@@ -5,7 +5,7 @@ is what the model says, from behind its prompt up to and with its end of turn. T
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 HEAD = "{% for m in messages %}"
 THOUGHT = (
@@ -19,6 +19,8 @@ SPLIT = (
     "{% set said = said.split('</think>')[-1] %}{% endif %}"
 )
 """Takes reasoning out of the content."""
+SPLIT_WITH_NULL = SPLIT.replace("m.content or ''", "m.content | string")
+"""… and writes None for a content that is null."""
 JSON_CALLS = (
     "{% for c in m.tool_calls or [] %}{{ '\n' if m.content or not loop.first }}{{ '<tool_call>\n' }}"
     '{{ \'{"name": "\' + c.function.name + \'", "arguments": \' }}{{ c.function.arguments | tojson }}'
@@ -128,6 +130,15 @@ QWEN3_MARKED = Family(
     ("<|im_end|>",),
 )
 
+QWEN3_THINKING_MARKED = replace(
+    QWEN3_THINKING,
+    template=QWEN3_MARKED.template.replace(
+        "{{ '<|im_start|>assistant\n' }}{% endif %}",
+        "{{ '<|im_start|>assistant\n<think>\n' }}"
+        "{{ '\n</think>\n\n' if enable_thinking is defined and not enable_thinking }}{% endif %}",
+    ),
+)
+
 QWEN3_CODER = Family(
     CHATML_HEAD
     + "{% if m.tool_calls %}{% if m.content and m.content.strip() %}{{ m.content.strip() + '\n' }}{% endif %}"
@@ -203,12 +214,23 @@ DEEPSEEK_V31 = deepseek(
 )
 DEEPSEEK_R1 = deepseek("", "{{ '<think>\n' }}", r"(?:<think>\n)?")
 
+DEEPSEEK_V3_MARKED = replace(
+    DEEPSEEK_V3,
+    template="{% set ns = namespace(called=false) %}"
+    + DEEPSEEK_V3.template.replace(
+        "{{ '<｜Assistant｜>' if asked }}",
+        "{% generation %}{{ '<｜Assistant｜>' if asked and not (m.tool_calls and ns.called) }}"
+        "{% if m.tool_calls %}{% set ns.called = true %}{% endif %}",
+    ).replace("{{ '<｜end▁of▁sentence｜>' }}", "{{ '<｜end▁of▁sentence｜>' }}{% endgeneration %}"),
+)
+"""Marks the header of an answer too, and forgets that of a second call."""
+
 GLM = Family(
     "{{ '[gMASK]<sop>' }}"
     + THOUGHT
     + HEAD
     + "{% if m.role == 'assistant' %}"
-    + SPLIT
+    + SPLIT_WITH_NULL
     + "{{ '<|assistant|>\n<think>' + (why.strip() if loop.index0 > ns.last else '') + '</think>' }}"
     + "{% if said.strip() %}{{ '\n' + said.strip() }}{% endif %}"
     + "{% for c in m.tool_calls or [] %}{{ '\n<tool_call>' + c.function.name + '\n' }}"
@@ -221,7 +243,7 @@ GLM = Family(
     + "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}"
     + "{{ '\n<think></think>' if enable_thinking is defined and not enable_thinking }}{% endif %}",
     answers(
-        r"<\|assistant\|>(?:\n<think></think>|</think>|<think>)?((?:(?!<\|user\|>|<\|observation\|>|<\|assistant\|>|<\|system\|>).)*"
+        r"<\|assistant\|>(?:\n?<think></think>|</think>|<think>)?((?:(?!<\|user\|>|<\|observation\|>|<\|assistant\|>|<\|system\|>).)*"
         r"(?:<\|user\|>|<\|observation\|>|(?=<\|assistant\|>|<\|system\|>|\Z)))"
     ),
     ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
@@ -252,6 +274,14 @@ GPT_OSS = Family(
     ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"),
     ("<|return|>", "<|call|>"),
 )
+
+GPT_OSS_MARKED = replace(
+    GPT_OSS,
+    template=GPT_OSS.template.replace(
+        "{% if m.role == 'assistant' %}", "{% if m.role == 'assistant' %}{% generation %}"
+    ).replace("{% elif m.role == 'tool' %}", "{% endgeneration %}{% elif m.role == 'tool' %}"),
+)
+"""Marks the header of an answer too."""
 
 GEMMA = Family(
     "{{ bos_token }}"
@@ -307,24 +337,29 @@ KIMI_K2 = Family(
     KIMI_TOKENS,
     ("<|im_end|>", "[EOS]"),
 )
+KIMI_SPLIT = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+)
+"""Finds the last answer without a call: reasoning up to and with it is dropped, be it the newest."""
+KIMI_THOUGHT = (
+    "{% if m.role == 'assistant' %}"
+    "{{ '<think>' + (m.reasoning_content or '' if loop.index0 > ns.last else '') + '</think>' }}{% endif %}"
+)
+KIMI_NAMED_BY_ID = KIMI_BODY.replace("functions.' + c.function.name + ':' ~ loop.index0 ~ '", "' + c.id + '")
 KIMI_K2_THINKING = Family(
-    HEAD
-    + KIMI_HEAD
-    + "{{ '<think></think>' if m.role == 'assistant' }}{{ m.content or '' }}"
-    + KIMI_BODY
-    + "{% endif %}",
+    KIMI_SPLIT + HEAD + KIMI_HEAD + KIMI_THOUGHT + "{{ m.content or '' }}" + KIMI_NAMED_BY_ID + "{% endif %}",
     answers(KIMI_ANSWER % "(?:<think></think>)?"),
     KIMI_TOKENS,
     ("<|im_end|>", "[EOS]"),
 )
 KIMI_K25 = Family(
-    THOUGHT
+    KIMI_SPLIT
     + HEAD
     + KIMI_HEAD
-    + "{% if m.role == 'assistant' %}"
-    + "{{ '<think>' + (m.reasoning_content or '' if loop.index0 > ns.last else '') + '</think>' }}{% endif %}"
-    + "{{ m.content or '' }}"
-    + KIMI_BODY
+    + KIMI_THOUGHT
+    + "{{ ('## Return of ' ~ m.tool_call_id ~ '\n' if m.role == 'tool' else '') + (m.content or '') }}"
+    + KIMI_NAMED_BY_ID
     + "{{ '<think></think>' if thinking is defined and not thinking else '<think>' }}{% endif %}",
     answers(KIMI_ANSWER % r"(?:<think></think>|<think>)"),
     KIMI_TOKENS,
@@ -336,7 +371,7 @@ MINIMAX_M2 = Family(
     + "{% if messages[0].role != 'system' %}{{ ']~!b[]~b]system\nYou help.[e~[\n' }}{% endif %}"
     + HEAD
     + "{{ ']~!b[' if loop.first and m.role == 'system' }}{% if m.role == 'assistant' %}"
-    + SPLIT
+    + SPLIT_WITH_NULL
     + "{{ ']~b]ai\n' }}{% if why and loop.index0 > ns.last %}{{ '<think>\n' + why + '\n</think>\n\n' }}{% endif %}"
     + "{{ said }}{% for c in m.tool_calls or [] %}{{ '\n<minimax:tool_call>\n' if loop.first }}"
     + "{{ '<invoke name=\"' + c.function.name + '\">\n' }}{{ c.function.arguments | tojson }}{{ '</invoke>\n' }}"
@@ -358,6 +393,15 @@ PHI = Family(
     ("<|endoftext|>", "<|end|>"),
 )
 
+PHI_MARKED = replace(
+    PHI,
+    template="{% for m in messages %}{{ '<|' + m.role + '|>\n' }}{% if m.role == 'assistant' %}"
+    + "{% generation %}{{ m.content + '<|end|>\n' }}{% endgeneration %}"
+    + "{% else %}{{ m.content + '<|end|>\n' }}{% endif %}{% endfor %}"
+    + "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}"
+    + "{% else %}{% generation %}{{ eos_token }}{% endgeneration %}{% endif %}",
+)
+
 FAMILIES = {
     "chatml": CHATML,
     "chatml_marked": CHATML_MARKED,
@@ -365,12 +409,15 @@ FAMILIES = {
     "qwen3": QWEN3,
     "qwen3_thinking": QWEN3_THINKING,
     "qwen3_marked": QWEN3_MARKED,
+    "qwen3_thinking_marked": QWEN3_THINKING_MARKED,
     "qwen3_coder": QWEN3_CODER,
     "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v3_marked": DEEPSEEK_V3_MARKED,
     "deepseek_v31": DEEPSEEK_V31,
     "deepseek_r1": DEEPSEEK_R1,
     "glm": GLM,
     "gpt_oss": GPT_OSS,
+    "gpt_oss_marked": GPT_OSS_MARKED,
     "gemma": GEMMA,
     "mistral": MISTRAL,
     "kimi_k2": KIMI_K2,
@@ -378,4 +425,5 @@ FAMILIES = {
     "kimi_k25": KIMI_K25,
     "minimax_m2": MINIMAX_M2,
     "phi": PHI,
+    "phi_marked": PHI_MARKED,
 }

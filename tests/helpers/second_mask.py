@@ -14,6 +14,7 @@ from hidden_states.conversations.shapes import Conversation
 PROMPT_VARIABLES = ({}, {"enable_thinking": False}, {"thinking": False}, {"enable_thinking": True}, {"thinking": True})
 EMPTY = ("", "<think></think>", "</think>")
 """What may stand between what the model is given and what it says, without white space."""
+WRITTEN = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 WORDS = [
     "What is the capital of France? The capital of France is Paris.\n\nassistant user system tool: 12345",
@@ -67,11 +68,21 @@ class Agreement:
     loss_tokens: int = 0
     renderings: int = 0
     as_written: int = 0
-    unseen: int = 0
     different: list[str] | None = None
 
     def __post_init__(self) -> None:
         self.different = []
+
+
+def _thought_problem(message: dict[str, Any], before: str, said: str) -> str | None:
+    """Whether an answer with reasoning begins with it, and does not follow a prompt that has ended all thinking."""
+    written = WRITTEN.search(message["content"] or "")
+    thought = message.get("reasoning_content") or (written.group(1) if written else "")
+    if not thought.strip():
+        return None
+    if before.rstrip().endswith("</think>"):
+        return f"reasoning behind a closed think block: {before[-40:] + said[:40]!r}"
+    return None if "".join(thought.split()) in "".join(said.split()) else f"no reasoning in {said[:80]!r}"
 
 
 class SecondWay:
@@ -107,13 +118,15 @@ class SecondWay:
             return f"other ids than one encoding of the text: {text[-80:]!r}"
         found = [match.span(match.lastindex) for match in self._answer.finditer(text)]
         if len(found) != sum(message["role"] == "assistant" for message in messages):
-            if self._is_marked:  # whose template writes an answer in another form than the family does
-                self.agreement.unseen += 1
-                return None
             return f"{len(found)} answers seen in {text[-200:]!r}"
         spans = found[-len(with_loss) :]
         if problem := self._prompt_problem(conversation, messages, with_loss, spans, text):
             return problem
+        for turn, (begin, end) in zip(with_loss, spans, strict=True):
+            if problem := _thought_problem(messages[turn], text[:begin], text[begin:end]):
+                return problem
+            if "None" in text[begin:end] and "None" not in str(conversation.messages[turn]).replace(": None", ""):
+                return f"nobody said None: {text[begin:end][:80]!r}"
         offsets = numpy.array(encoded["offset_mapping"])
         expected = numpy.zeros(len(ids), dtype=numpy.int8)
         for begin, end in spans:

@@ -8,6 +8,7 @@ from hidden_states.conversations.rendering import THINK_TAGS
 
 BEGIN_OF_THINKING, END_OF_THINKING = THINK_TAGS
 EMPTY_BLOCK = re.compile(r"\s*(?:<think>\s*)?</think>\s*")
+CLOSED = re.compile(r"</think>\s*\Z")
 REASONING = re.compile(r"\A\s*(?:<think>)?(.*?)</think>", re.DOTALL)
 
 
@@ -33,15 +34,17 @@ class Rendering(NamedTuple):
 def without_empty_block(text: str, answer: Answer, message: dict[str, Any]) -> Answer:
     """The answer without the empty think block at its beginning, or what the prompt has left of one: nobody thought.
 
-    Raises Rejected for such a block before reasoning: the template renders what the model would not have given.
+    Raises Rejected for such a block before reasoning, the prompt's own included: the template renders what the model
+    would not have given.
     """
     block = EMPTY_BLOCK.match(text, answer.begin, answer.end)
-    if block is None:
-        return answer
-    if reasoning(message):
+    is_closed = block is not None or CLOSED.search(text, max(0, answer.begin - 40), answer.begin) is not None
+    if is_closed and reasoning(message):
         raise Rejected(
             "mask_ambiguous", f"the template puts an empty think block before what turn {answer.turn} thought"
         )
+    if block is None:
+        return answer
     content = message.get("content") or ""
     begin = text.index(END_OF_THINKING, answer.begin) + len(END_OF_THINKING)
     while begin < block.end() and not (content and text.startswith(content, begin)):
@@ -57,17 +60,22 @@ def reasoning(message: dict[str, Any]) -> str:
     return written.group(1).strip() if written else ""
 
 
+def _words(message: dict[str, Any]) -> str:
+    """The content without the reasoning, or the empty think block, that is written into it."""
+    content = message["content"] or ""
+    written = None if message.get("reasoning_content") else REASONING.match(content)
+    return (content[written.end() :] if written else content).strip()
+
+
 def require_words(message: dict[str, Any], turn: int, said: str) -> None:
     """What the assistant said must be in its span: templates leave out tool calls they do not know, cut reasoning out
     of a text, or write None for a content that is null."""
     for call in message.get("tool_calls", ()):
         if call["function"]["name"] not in said:
             raise Rejected("template_error", f"the template leaves out the tool call of turn {turn}")
-    content, thought = message["content"] or "", reasoning(message)
-    if not _is_in(thought, said):
+    if not _is_in(reasoning(message), said):
         raise Rejected("template_error", f"the template leaves out the reasoning of turn {turn}")
-    words = content if thought else EMPTY_BLOCK.sub("", content, count=1) if EMPTY_BLOCK.match(content) else content
-    if not _is_in(words.strip(), said):
+    if not _is_in(_words(message), said):
         raise Rejected("mask_ambiguous", f"the template changes the words of turn {turn}")
 
 

@@ -44,3 +44,14 @@ def marked_spans(template: str, variables: dict[str, Any], text: str) -> list[Sp
         else:
             position += len(piece)
     return spans
+
+
+def one_a_turn(spans: list[Span], turns: int) -> list[Span]:
+    """The spans of that many answers, in order; empty where they cannot be told apart. Spans without anything between
+    them are one answer's where there are more than answers: some templates mark the end of a text on its own."""
+    if len(spans) > turns:
+        joined = spans[:1]
+        for begin, end in spans[1:]:
+            joined[-1:] = [(joined[-1][0], end)] if begin == joined[-1][1] else [joined[-1], (begin, end)]
+        spans = joined
+    return spans if len(spans) == turns else []

@@ -1,12 +1,13 @@
 """Rendering with the model's own chat template."""
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from hidden_states.conversations.calls import never_null, variants, with_named_ids
 from hidden_states.conversations.messages import REASONING_KEYS, texts
 from hidden_states.conversations.reasons import Rejected
 from hidden_states.conversations.shapes import Conversation
@@ -74,7 +75,11 @@ class Renderer:
         found = self._control.match(text, begin)
         return found.group() if found else ""
 
-    def last_control_token(self, text: str) -> int:
+    def last_control_token(self, text: str) -> str:
+        """Empty without one."""
+        return next(reversed(self._control.findall(text)), "")
+
+    def start_of_last_control_token(self, text: str) -> int:
         """Where it begins; 0 without one."""
         begin = 0
         for match in self._control.finditer(text):
@@ -176,12 +181,18 @@ class Renderer:
         """The text of the conversation, and the messages as the template took them.
 
         Templates differ in the form of tool calls: arguments as an object or as a text, content null or empty. They
-        are tried in this order. Raises Rejected.
+        are tried in this order. Where the template would write null as a word, content is empty from the first; where a
+        call's name is only in its id, calls get such ids. Raises Rejected.
         """
         if not self._keeps_control_tokens:
             self._refuse_control_tokens(conversation)
         first: Rejected | None = None
-        for messages in _variants(self._named(conversation.messages)):
+        named = self._named(conversation.messages)
+        if any("tool_calls" in message for message in named) and self._names_calls_by_id:
+            named = with_named_ids(named)
+        if any(message["content"] is None for message in named) and self._writes_null:
+            named = [never_null(message) for message in named]
+        for messages in variants(named):
             try:
                 text = self(messages, conversation.tools, False)
             except Rejected as error:
@@ -189,6 +200,30 @@ class Renderer:
                 continue
             return _require_unicode(text), messages
         raise first
+
+    @cached_property
+    def _names_calls_by_id(self) -> bool:
+        """Whether the template writes of a call its id and not its name (Kimi-K2.5)."""
+        text = self._probe_call("")
+        return "zqxid" in text and "zqxname" not in text
+
+    @cached_property
+    def _writes_null(self) -> bool:
+        """Whether the template writes None, a word that nobody said, for the content that is null (GLM, MiniMax)."""
+        return self._probe_call(None).count("None") > self._probe_call("").count("None")
+
+    def _probe_call(self, content: str | None) -> str:
+        """A question and a call with this content; empty where the template refuses both forms of arguments."""
+        function = {"name": "zqxname", "arguments": {}}
+        call = {"id": "zqxid", "type": "function", "function": function}
+        for arguments in ({}, "{}"):
+            function["arguments"] = arguments
+            answer = {"role": "assistant", "content": content, "tool_calls": [call]}
+            try:
+                return self([{"role": "user", "content": "zqx"}, answer], None, False)
+            except Rejected:
+                continue
+        return ""
 
     def _named(self, messages: Messages) -> Messages:
         """The messages with the reasoning also under the names that some templates read it by."""
@@ -206,46 +241,6 @@ class Renderer:
             for text in texts(message):
                 if found := self._control.search(text):
                     raise Rejected("control_token_in_text", f"turn {index} ({message['role']}) holds {found.group()!r}")
-
-
-def _variants(messages: Messages) -> list[Messages]:
-    if not any(message.get("tool_calls") for message in messages):
-        return [messages]
-    as_text = [_arguments_as_text(message) for message in messages]
-    forms = [messages, as_text, [_never_null(message) for message in messages], [_never_null(m) for m in as_text]]
-    return [*forms, _with_short_ids(messages)]
-
-
-def _arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
-    return {**message, "tool_calls": calls}
-
-
-def _with_short_ids(messages: Messages) -> Messages:
-    """Calls and their results numbered in the one form that Mistral's templates take: nine letters and digits."""
-    renamed: Messages = []
-    calls: list[str] = []
-    waiting: list[str] = []
-    for message in messages:
-        if message.get("tool_calls"):
-            waiting = [f"call{len(calls) + number:05}" for number in range(len(message["tool_calls"]))]
-            calls += waiting
-            pairs = zip(message["tool_calls"], waiting, strict=True)
-            message = {**message, "tool_calls": [{**call, "id": identity} for call, identity in pairs]}
-        elif message["role"] == "tool" and waiting:
-            message = {**message, "tool_call_id": waiting[0]}
-            waiting = waiting[1:] or waiting
-        renamed.append(message)
-    return renamed
-
-
-def _never_null(message: dict[str, Any]) -> dict[str, Any]:
-    return message if message["content"] is not None else {**message, "content": ""}
 
 
 def _require_unicode(text: str) -> str:

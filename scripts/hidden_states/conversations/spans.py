@@ -25,7 +25,8 @@ from hidden_states.conversations.answers import (
     require_words,
     without_empty_block,
 )
-from hidden_states.conversations.markers import Span, has_markers, marked_spans
+from hidden_states.conversations.calls import variants
+from hidden_states.conversations.markers import Span, has_markers, marked_spans, one_a_turn
 from hidden_states.conversations.reasons import Rejected
 from hidden_states.conversations.rendering import Messages, Renderer
 from hidden_states.conversations.shapes import Conversation
@@ -57,14 +58,14 @@ class SpanFinder:
         if has_markers(template):
             variables = self._render.variables(conversation.messages, conversation.tools, False)
             spans = marked_spans(template, variables, text)
-            if spans is not None and len(spans) != len(conversation.assistant_turns):
-                if self._only_last:
-                    raise Rejected("mask_ambiguous", "the template does not mark each answer once, so none is the last")
-                answers = [Answer(begin, begin, end) for begin, end in spans]
-                return [Rendering(text, [without_empty_block(text, answer, {}) for answer in answers])]
             if spans is not None:
                 prompts = [""] if isinstance(self._prompts, Rejected) else self._prompts
-                return self._split(_MarkedRow(self._render, template, conversation, prompts), text)
+                row = _MarkedRow(self._render, template, conversation, prompts)
+                if one_a_turn(spans, len(conversation.assistant_turns)):
+                    return self._split(row, text)
+                if self._only_last:
+                    raise Rejected("mask_ambiguous", "the template does not mark each answer once, so none is the last")
+                return [row.as_marked(text, spans)]
         if isinstance(self._prompts, Rejected):
             raise Rejected(self._prompts.reason, self._prompts.detail)
         return self._split(_Row(self._render, conversation, self._prompts), text)
@@ -145,12 +146,18 @@ class _Row:
         return self._checked(Answer(begin, begin, end, turn))
 
     def _checked(self, answer: Answer) -> Answer:
+        self._require_thought(self._text[max(0, answer.begin - 40) : answer.begin], answer.turn)
         if answer.begin < answer.end:
             answer = without_empty_block(self._text, answer, self.messages[answer.turn])
         if answer.begin >= answer.end:
             raise Rejected("mask_ambiguous", f"the template renders nothing for turn {answer.turn}")
         require_words(self.messages[answer.turn], answer.turn, self._text[answer.begin : answer.end])
         return answer
+
+    def _require_thought(self, given: str, turn: int) -> None:
+        """Behind a prompt that opens a think block, the model would not begin with its answer. Raises Rejected."""
+        if OPENING.search(given) and not reasoning(self.messages[turn]):
+            raise Rejected("mask_ambiguous", f"the prompt makes the model think, but turn {turn} has no reasoning")
 
     def put_together(self, turn: int, error: Rejected) -> tuple[str, Answer]:
         """An answer of which the text is no rendering: the prompt as the template renders it for the model, and behind
@@ -170,6 +177,8 @@ class _Row:
         try:
             return self._spliced(prompt, before, turn)
         except Rejected:
+            if self.messages[turn].get("reasoning_content"):
+                return self._as_before_a_call(prompt, ending, turn, error)
             return self._as_written(prompt, before, ending, turn, error)
 
     def _spliced(self, prompt: str, before: str, turn: int) -> tuple[str, Answer]:
@@ -182,6 +191,29 @@ class _Row:
             raise Rejected("mask_ambiguous", f"the answer of turn {turn} cannot be cut out")
         self._text = prompt + self._text[begin:]
         return self._text, self._checked(Answer(len(prompt), len(prompt), len(self._text), turn))
+
+    def _as_before_a_call(self, prompt: str, ending: str, turn: int, error: Rejected) -> tuple[str, Answer]:
+        """The answer as the template renders it with its reasoning where a call follows, and what ends a turn, for
+        templates that drop the reasoning of every answer without a call, be it the newest (Kimi-K2.5)."""
+        message = self.messages[turn]
+        if message.get("tool_calls") or not self._default or not prompt.endswith(self._default):
+            raise error
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
+        calling = message | {"tool_calls": [call]}
+        for said, probe in zip(variants([calling]), variants([calling | {"content": PROBE * 2}]), strict=True):
+            try:
+                text = self._render([*self.messages[:turn], *said], self.conversation.tools, False)
+                probed = self._render([*self.messages[:turn], *probe], self.conversation.tools, False)
+            except Rejected:
+                continue
+            _, found, behind = probed.rpartition(PROBE * 2)
+            begin = len(prompt) - len(self._default)
+            if found and behind and text.endswith(behind) and text.startswith(prompt[:begin]):
+                self._text = text[: -len(behind)] + ending
+                if begin := self._behind_longest_prompt(begin):
+                    return self._text, self._checked(Answer(begin, begin, len(self._text), turn))
+            break
+        raise error
 
     def _as_written(self, prompt: str, before: str, ending: str, turn: int, error: Rejected) -> tuple[str, Answer]:
         """The prompt, a content that holds the reasoning written out, and what ends a turn: such a content is the
@@ -209,7 +241,7 @@ class _Row:
 
     def _header(self, text: str) -> str:
         """From the last control token on, without tags of reasoning."""
-        return "".join(THINKING.split(text[self._render.last_control_token(text) :]))
+        return "".join(THINKING.split(text[self._render.start_of_last_control_token(text) :]))
 
     def rendered(self, upto: int, generation_prompt: bool, what: str) -> str:
         """The rendering of the first ``upto`` messages."""
@@ -240,6 +272,7 @@ class _Row:
             return found
         if self._text.startswith(prompt):
             return len(prompt)
+        self._require_thought(prompt, turn)
         raise Rejected(
             "mask_ambiguous",
             f"what comes before turn {turn} is not what the model would be given, which ends in {prompt[-40:]!r}",
@@ -272,9 +305,19 @@ class _MarkedRow(_Row):
     def begin(self, text: str, upto: int) -> None:
         super().begin(text, upto)
         variables = self._render.variables(self.messages[:upto], self.conversation.tools, False)
-        spans = marked_spans(self._template, variables, text) or []
         turns = [turn for turn in self.conversation.assistant_turns if turn < upto]
-        self._spans = dict(zip(turns, spans, strict=True)) if len(turns) == len(spans) else {}
+        spans = one_a_turn(marked_spans(self._template, variables, text) or [], len(turns))
+        self._spans = dict(zip(turns, spans, strict=True)) if spans else {}
+
+    def as_marked(self, text: str, spans: list[Span]) -> Rendering:
+        """The text with all that is marked in it, where that is not one span for each answer. Raises Rejected for an
+        answer that is nowhere in it."""
+        self.begin(text, len(self.messages))
+        said = "\n".join(text[begin:end] for begin, end in spans)
+        for turn in self.conversation.assistant_turns:
+            require_words(self.messages[turn], turn, said)
+        answers = [Answer(*[self._behind_given(begin)] * 2, end) for begin, end in spans]
+        return Rendering(text, [without_empty_block(text, answer, {}) for answer in answers])
 
     def put_together(self, turn: int, error: Rejected) -> tuple[str, Answer]:
         raise error
@@ -283,12 +326,24 @@ class _MarkedRow(_Row):
         if turn not in self._spans:
             raise Rejected("mask_ambiguous", f"the template does not mark turn {turn}")
         begin, end = self._spans[turn]
-        return self._checked(Answer(*[self._behind_prompt(begin, turn)] * 2, end, turn))
+        begin = self._behind_prompt(begin, turn)
+        self._require_header(begin, turn)
+        return self._checked(Answer(begin, begin, end, turn))
+
+    def _require_header(self, begin: int, turn: int) -> None:
+        """Some templates forget the header of an answer (DeepSeek-V3 that of a second call): the model would not have
+        been given what stands there. Raises Rejected."""
+        header = self._render.last_control_token(self._default)
+        window = self._text[max(0, begin - len(self._longest_first[0]) - 40) : begin]
+        if not header or self._render.last_control_token(window) == header:
+            return
+        if turn and self.rendered(turn, True, f"before turn {turn}, with generation prompt").endswith(self._default):
+            raise Rejected("mask_ambiguous", f"the template writes no {header} before turn {turn}")
 
     def _behind_prompt(self, begin: int, turn: int) -> int:
-        """Some templates mark more than the model says: its header, or an empty think block."""
-        if self._default and self._text.endswith(self._default, 0, begin):
-            return self._behind_longest_prompt(begin - len(self._default)) or begin
+        """Some templates mark more than the model says: its header, what the prompt opens, or an empty think block."""
+        if (behind := self._behind_given(begin)) > begin:
+            return behind
         header = self._render.first_control_token(self._text, begin)
         if not header:
             return begin
@@ -296,3 +351,12 @@ class _MarkedRow(_Row):
             return max(begin, self._begin(turn))
         except Rejected:  # the prompt goes another way than the rendering; its first token it does give
             return begin + len(header) * self._default.startswith(header)
+
+    def _behind_given(self, begin: int) -> int:
+        """Where the longest prompt ends that begins before ``begin``, or there, and does not end before it; ``begin``
+        without one."""
+        for prompt in filter(None, self._longest_first):
+            for before in range(min(begin, len(prompt)), -1, -1):
+                if self._text.startswith(prompt, begin - before):
+                    return begin - before + len(prompt)
+        return begin

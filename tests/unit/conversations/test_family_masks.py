@@ -153,9 +153,32 @@ def test_white_space_that_an_answer_begins_with_is_its_own_behind_an_empty_think
     assert said("kimi_k2_thinking", {"messages": [user("One?"), answer("\n1.")]}) == [["\n1.<|im_end|>"]]
 
 
-def test_an_empty_think_block_that_a_template_puts_before_reasoning_is_in_no_sample(said: Said, texts: Any) -> None:
-    assert said("kimi_k2_thinking", WRITTEN)[0] == ["<think>\nfirst\n</think>\n\n1.<|im_end|>"]
-    assert "<think></think><think>" not in texts("kimi_k2_thinking", WRITTEN)[0]
+@pytest.mark.parametrize(("name", "opened"), [("kimi_k2_thinking", ""), ("kimi_k25", "<think>")])
+def test_an_empty_think_block_that_a_template_puts_before_reasoning_is_in_no_sample(
+    said: Said, texts: Any, name: str, opened: str
+) -> None:
+    """Whether it is a prompt of the template (Kimi-K2.5's, not thinking) or of none."""
+    whole = "<think>\n{}\n</think>\n\n{}.<|im_end|>"
+    words = [whole.format("first", 1).removeprefix(opened), whole.format("then", 2).removeprefix(opened)]
+    assert said(name, WRITTEN) == [[words[0]], [words[1]]]
+    assert all(
+        text.endswith("<|im_assistant|>assistant<|im_middle|>" + opened + end)
+        for text, end in zip(texts(name, WRITTEN), words, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("name", "opened"), [("kimi_k2_thinking", ""), ("kimi_k25", "<think>")])
+def test_reasoning_that_a_template_renders_only_before_calls_is_rendered_so_before_the_newest_answer(
+    said: Said, texts: Any, name: str, opened: str
+) -> None:
+    thinking = [answer(None, "ask", call="look"), result("-3"), answer(" Yes.", "cold")]
+    row = {"messages": [user("Cold?"), *thinking, user("Thanks."), answer("Bye.", "polite")]}
+    call, yes, bye = said(name, row)
+    assert call[0].startswith("<think>ask</think>".removeprefix(opened) + "<|tool_calls_section_begin|>")
+    assert yes == ["<think>cold</think> Yes.<|im_end|>".removeprefix(opened)]
+    assert bye == ["<think>polite</think>Bye.<|im_end|>".removeprefix(opened)]
+    assert "<think>ask</think>" in texts(name, row)[1]
+    assert "ask" not in texts(name, row)[2] and "<think></think> Yes." in texts(name, row)[2]
 
 
 @pytest.mark.parametrize("row", [THOUGHT, WRITTEN])
@@ -178,7 +201,7 @@ def test_what_the_generation_prompt_opens_has_no_loss(said: Said) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3_thinking", "minimax_m2", "deepseek_r1"])
 def test_an_answer_without_reasoning_to_a_prompt_that_opens_it_is_rejected(why: Any, name: str) -> None:
-    assert why(name, PLAIN)[0] == "mask_ambiguous"
+    assert why(name, PLAIN) == ("mask_ambiguous", "the prompt makes the model think, but turn 3 has no reasoning")
 
 
 def test_reasoning_written_into_an_answer_is_kept_as_it_is_where_the_template_removes_it(
@@ -242,16 +265,72 @@ def test_calls_have_loss_and_their_results_have_not(said: Said) -> None:
     assert said("deepseek_v3", CALLING) == [[section + end, f"Yes.{end}", f"Bye.{end}"]]
 
 
+def test_calls_get_ids_with_their_names_where_a_template_writes_only_ids(said: Said, texts: Any) -> None:
+    begin = "<|tool_calls_section_begin|><|tool_call_begin|>"
+    runs = said("kimi_k25", {"messages": [*CALLING["messages"], *CALLING["messages"]]})[0]
+    assert runs[0].startswith(f"{begin}functions.look:0<") and runs[3].startswith(f"{begin}functions.look:1<")
+    (text,) = texts("kimi_k25", CALLING)
+    assert "## Return of functions.look:0\n-3" in text
+    named = answer(None, call="look")
+    named["tool_calls"][0]["id"] = "functions.look:7"
+    row = {"messages": [user("Cold?"), named, result("-3") | {"tool_call_id": "functions.look:7"}, answer("Yes.")]}
+    assert texts("kimi_k25", row)[0].count("functions.look:7") == 2
+
+
+def test_results_keep_to_their_calls_when_ids_are_changed(texts: Any) -> None:
+    calls = [{"id": name, "function": {"name": f"look_{name}", "arguments": {}}} for name in "ab"]
+    asked = {"role": "assistant", "content": None, "tool_calls": calls}
+    results = [result(f"of {name}") | {"tool_call_id": name} for name in "ba"]
+    (text,) = texts("kimi_k25", {"messages": [user("?"), asked, *results, answer("Done.")]})
+    assert "functions.look_b:1\nof b" in text and "functions.look_a:0\nof a" in text
+
+
+@pytest.mark.parametrize("name", ["glm", "minimax_m2"])
+def test_the_word_none_is_not_said_where_a_call_comes_without_content(texts: Any, name: str) -> None:
+    row = {"messages": [user("Cold?"), answer(None, "ask", call="look"), result("-3"), answer("Yes.", "cold")]}
+    assert all("None" not in text for text in texts(name, row))
+
+
 def test_answers_around_a_call_share_a_sample_where_the_template_keeps_what_was_thought(said: Said) -> None:
     row = {"messages": [user("Cold?"), answer(None, "ask", call="look"), result("-3"), answer("Yes.", "cold")]}
     (sample,) = said("minimax_m2", row)
     assert [run[: run.index("<")] for run in sample] == ["ask\n", "cold\n"]
 
 
+def test_markers_around_what_the_prompt_opens_give_it_no_loss(said: Said) -> None:
+    assert said("qwen3_thinking_marked", THOUGHT) == [
+        ["first\n</think>\n\n1.<|im_end|>", "then\n</think>\n\n2.<|im_end|>"]
+    ]
+    assert said("qwen3_thinking_marked", PLAIN) == [["1.<|im_end|>", "2.<|im_end|>"]]
+
+
+def test_markers_around_a_header_give_it_no_loss(said: Said) -> None:
+    """Not even where the prompt has reasoning that the rendering drops."""
+    thinking = [answer(None, "ask", call="look"), result("-3"), answer("Yes.", "cold")]
+    runs = [run for sample in said("gpt_oss_marked", {"messages": [user("Cold?"), *thinking]}) for run in sample]
+    assert all(run.startswith(("<|channel|>", " to=functions")) for run in runs)
+
+
+def test_what_is_marked_behind_the_last_answer_belongs_to_it_and_has_no_loss(said: Said, why: Any) -> None:
+    assert said("phi_marked", PLAIN) == [["1.<|end|>", "2.<|end|>"]]
+    assert why("phi_marked", CALLING) == ("template_error", "the template leaves out the tool call of turn 1")
+
+
+def test_a_marked_answer_without_the_header_that_the_model_would_be_given_rejects_the_row(said: Said, why: Any) -> None:
+    end = "<｜end▁of▁sentence｜>"
+    assert said("deepseek_v3_marked", PLAIN) == [[f"1.{end}", f"2.{end}"]]
+    assert len(said("deepseek_v3_marked", CALLING)[0]) == 3
+    twice = {"messages": [*CALLING["messages"], *CALLING["messages"]]}
+    assert why("deepseek_v3_marked", twice) == (
+        "mask_ambiguous",
+        "the template writes no <｜Assistant｜> before turn 7",
+    )
+
+
 def test_one_answer_that_cannot_be_told_rejects_the_row_and_is_named(why: Any) -> None:
     row = {"messages": [user("One?"), answer("1.", "first"), user("Two?"), answer("2.")]}
     reason, detail = why("minimax_m2", row)
-    assert reason == "mask_ambiguous" and detail.startswith("what comes before turn 3 is not what the model would be")
+    assert (reason, detail) == ("mask_ambiguous", "the prompt makes the model think, but turn 3 has no reasoning")
 
 
 def test_a_row_has_loss_on_every_answer_exactly_once(said: Said) -> None:
